@@ -213,7 +213,7 @@ def flare(count: int) -> list[float]:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     from confed.deployment.flare.provision import ADMIN, close_kit, provision_flare
-    from confed.deployment.flare.server import client_command, server_command
+    from confed.deployment.flare.server import flare_command
     from confed.engines.flare.transport import CONTROLLER, EXECUTOR, LEADER, MEMBER_OF_0_1, write_job
 
     with tempfile.TemporaryDirectory() as made:
@@ -228,7 +228,9 @@ def flare(count: int) -> list[float]:
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, OUT: str(root / "out.json"), COUNT: str(count + WARM)}
         with running(
-            [server_command(root / "server"), client_command(root / "sites" / "site", "site")], root, environment
+            [flare_command(root / "server", "server"), flare_command(root / "sites" / "site", "client", "uid=site")],
+            root,
+            environment,
         ):
             admin: Any = None
             for _ in range(60):

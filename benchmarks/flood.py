@@ -29,8 +29,8 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import Simulation, simulate
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Registered, Timeouts
 from confed.federation.client_info import ClientInfo
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup

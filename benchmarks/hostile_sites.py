@@ -34,8 +34,8 @@ from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Limits, Request, open_body, seal
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Registered, Timeouts
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.federation.messages import Message
 from confed.federation.state import MemoryStore, ServerState

@@ -34,8 +34,8 @@ from confed.engines.flower.supernode import read_public
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import Simulation, simulate
 from confed.engines.remote.protocol import Limits, open_body, schema_of, seal
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Registered, Timeouts
 from confed.engines.remote.update_bounds import norm_of
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message

@@ -28,8 +28,8 @@ from confed.engines.flower.supernode import SuperNode, read_key, read_public
 from confed.engines.flower.transport import FlowerTransport, client_app
 from confed.engines.local import Simulation, simulate
 from confed.engines.remote.protocol import GOODBYE, HELLO, Answer, Limits, Request, open_body, seal
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Registered, Timeouts
 from confed.engines.usage import peak_memory, reset_peak
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message

@@ -7,11 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-pytest.importorskip("cryptography")
-
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, make_key, read_sites, write_sites
 from confed.deployment.server import run_server
@@ -24,11 +19,6 @@ from confed.runs.run import run
 from led_recipe import recipe_of
 
 FOUR = ("warm", "cold", "both", "late")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def signing_grid(recipe: Path, root: Path, liar: str) -> LoopbackGrid:

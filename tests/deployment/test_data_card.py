@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confed.cli import main
+from command import exit_code
 from confed.data.card_files import Card, CardClient, merged, read_card
 from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
@@ -19,24 +19,18 @@ from confed.report.report import write_report
 from confed.results.folder import read_jsonl
 from confed.runs.build import prepare
 from confed.runs.run import run
-from repository import SUPPORT
 
 SITES = ("warm", "cold", "both")
 BASE = (
-    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=2", "run.workers=1",
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=1", "run.workers=1",
     "run.gallery=0", "study.methods=[]", "study.table=[]", "algorithm.name=fedavg",
 )  # fmt: skip
 SQUARES = ("data.name=toy_federation:own_squares", *BASE)
 SHADES = (
     "data.name=toy_federation:own_shades", "task.name=multilabel", "algorithm.name=fedavg", "local.epochs=1",
-    "model.name=toy_federation:means", "run.rounds=2", "run.workers=1", "run.gallery=0", "study.methods=[]",
+    "model.name=toy_federation:means", "run.rounds=1", "run.workers=1", "run.gallery=0", "study.methods=[]",
     "study.table=[]",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def recipe_of(*overrides: str, name: str = "fedvqa_scenes") -> Recipe:
@@ -58,7 +52,6 @@ def united(folder: Path, settings: Sequence[str]) -> Path:
 
 def led(recipe: Recipe, card: Path, root: Path, sites: Sequence[str], own: Callable[[str], dict[str, str]]) -> Path:
     """The run folder of a server on a card, whose sites have data of their own."""
-    pytest.importorskip("flwr")
     from flwr.app import Context, RecordDict
 
     from confed.deployment.flower_app import apps
@@ -214,11 +207,9 @@ def test_a_card_holds_no_examples(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_of(*SQUARES, "run.rounds=1")
+    recipe = recipe_of(*SQUARES)
     state = led(recipe, card_at(tmp_path / "cards", recipe), tmp_path / "fed", SITES, lambda _: {})
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(state), str(tmp_path / "exported")])
-    assert ended.value.code == 0, capsys.readouterr().err
+    assert exit_code(["export", str(state), str(tmp_path / "exported")]) == 0, capsys.readouterr().err
     assert (tmp_path / "exported").is_dir()
 
 
@@ -325,9 +316,7 @@ def test_a_faulty_card_is_named(change: Callable[[dict[str, Any]], Any], says: s
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    assert exit_code(arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -342,9 +331,7 @@ def test_damaged_files_and_cards_of_other_recipes_are_named(tmp_path: Path, caps
 
 def test_cards_are_written_and_united_at_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def done(*arguments: str) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as ended:
-            main(["federation", "card", *arguments, "--json"])
-        assert ended.value.code == 0
+        assert exit_code(["federation", "card", *arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     files = [str(tmp_path / f"{name}.json") for name in SITES]

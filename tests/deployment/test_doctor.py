@@ -11,11 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
-from confed.cli import main
+from command import exit_code
 from confed.data.examples import FederatedDataset
 from confed.deployment.demo import free_port
 from confed.deployment.doctor import Finding, check_data, check_server
@@ -63,11 +59,6 @@ def torn(*, seed: int = 0) -> FederatedDataset:
     test = replace(warm.test, answers=["mauve", *warm.test.answers[1:]])
     clients = {**whole.clients, "warm": replace(warm, train=train, test=test)}
     return replace(whole, clients=clients, outside=True)
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 @pytest.fixture(scope="module")
@@ -182,23 +173,15 @@ def test_the_verb_prints_what_to_do(
         "doctor", "--server", f"localhost:{port}", "--recipe", str(file), "--site", "warm", "--ca", str(own / "ca.crt"),
         "--unsigned", "--key", str(own / "key"), "--private", str(tmp_path),
     ]  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        main(given)
-    assert ended.value.code == 0
+    assert exit_code(given) == 0
     assert "this site can join" in capsys.readouterr().out
     card = tmp_path / "card.json"
     write_card(card_of_recipe(load_recipe(str(file))), card)
-    with pytest.raises(SystemExit) as ended:
-        main([*given, "--card", str(card)])
-    assert ended.value.code == 0
+    assert exit_code([*given, "--card", str(card)]) == 0
     (torn := tmp_path / "torn.json").write_text(card.read_text()[:100])
-    with pytest.raises(SystemExit) as ended:
-        main([*given, "--card", str(torn)])
-    assert ended.value.code == 1
+    assert exit_code([*given, "--card", str(torn)]) == 1
     assert "torn.json" in capsys.readouterr().out
     make_key(tmp_path / "key")
-    with pytest.raises(SystemExit) as ended:
-        main([*given[:-3], str(tmp_path / "key"), "--json"])
-    assert ended.value.code == 1
+    assert exit_code([*given[:-3], str(tmp_path / "key"), "--json"]) == 1
     told = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
     assert told["listed"]["mark"] == "bad"

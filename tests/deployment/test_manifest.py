@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from command import exit_code
 from confed.cli import main
 from confed.deployment.doctor import check_signature
-from confed.deployment.manifest import MANIFEST, SIGNATURE, check_site, digest_of, verified
+from confed.deployment.manifest import (
+    ACCEPTED,
+    MANIFEST,
+    SIGNATURE,
+    Manifest,
+    accept,
+    check_serial,
+    check_site,
+    digest_of,
+    sign,
+    verified,
+)
 from confed.deployment.provision import Federation, make_key, provision, read_sites, sign_again, write_sites
 from confed.recipes.recipe import load_recipe
 
-pytest.importorskip("cryptography")
 RECIPE = ["data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny"]
 
 
@@ -44,9 +55,7 @@ def refused(site: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
         "--key",
         str(site / "key"),
     ]
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more])
-    assert ended.value.code == 2
+    assert exit_code([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more]) == 2
     assert not (site / "private").exists()
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
@@ -151,7 +160,6 @@ def test_doctor_looks_at_the_signature(site: Path) -> None:
 
 
 def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
-    pytest.importorskip("nvflare")
     from confed.cli.federation import check_signed
     from confed.deployment.flare.provision import provision_flare
 
@@ -170,9 +178,7 @@ def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
 
 def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ["federation", "new", str(tmp_path / "fed"), "--recipe", "fedvqa_scenes", *RECIPE, "--sites"]
-    with pytest.raises(SystemExit) as ended:
-        main([*new, "warm,mars"])
-    assert ended.value.code == 2
+    assert exit_code([*new, "warm,mars"]) == 2
     assert "--sites: the recipe's data have no client 'mars'; there are warm, cold, both" in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
     elsewhere = ["data.name=vqa_v2", "data.root=nowhere", "~data.train", "~data.test", "--method", "fedavg"]
@@ -187,3 +193,135 @@ def test_a_signature_does_not_allow_code(tmp_path: Path, capsys: pytest.CaptureF
     provision(tmp_path / "fed", Federation(("cold",), "h.org", 8443, recipe))
     assert "code of the module 'os', which you have not allowed" in refused(tmp_path / "fed" / "sites" / "cold", capsys)
     assert not (tmp_path / "proof").exists()
+
+
+# Serial numbers of manifests --------------------------------------------------------------------------------------
+
+SIGNED = (MANIFEST, SIGNATURE, "recipe.toml")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    recipe = load_recipe("fedvqa_scenes", RECIPE).method("fedavg").to_toml()
+    provision(tmp_path / "fed", Federation(("warm", "cold"), "h.org", 8443, recipe))
+    return tmp_path / "fed" / "sites" / "cold"
+
+
+def newer(home: Path, serial: int | None = None) -> tuple[bytes, Manifest]:
+    server = home.parents[1] / "server"
+    sign_again(server, server.parent / "authority" / "ca.key", serial=serial)
+    authority = (home / "ca.crt").read_bytes()
+    return authority, verified(home, authority)
+
+
+def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (old := home / "old").mkdir()
+    for name in SIGNED:
+        shutil.copy(home / name, old / name)
+    recipe = home.parents[1] / "server" / "recipe.toml"
+    recipe.write_text(recipe.read_text() + "# another\n")
+    authority, manifest = newer(home)
+    assert manifest.serial == 2
+    accept(home / "private", authority, manifest)
+    assert (home / "private").stat().st_mode & 0o777 == 0o700
+    accept(home / "private", authority, manifest)
+    for name in SIGNED:  # somebody on the way hands out what the coordinator signed before
+        shutil.copy(old / name, home / name)
+    command = [
+        "client",
+        str(home / "recipe.toml"),
+        "--site",
+        "cold",
+        "--server",
+        "localhost:1",
+        "--key",
+    ]
+    assert (
+        exit_code(
+            [
+                *command,
+                str(home / "key"),
+                "--ca",
+                str(home / "ca.crt"),
+                "--private",
+                str(home / "private"),
+            ]
+        )
+        == 2
+    )
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
+    given = (
+        home / "ca.crt",
+        home / "key",
+        "cold",
+        str(home / "recipe.toml"),
+        None,
+    )
+    assert check_signature(*given)[0].mark == "good"
+    assert check_signature(*given, private=home / "private")[0].mark == "bad"
+
+
+def test_another_manifest_with_the_same_number_is_refused(home: Path) -> None:
+    authority, manifest = newer(home)
+    accept(home / "private", authority, manifest)
+    other = Manifest(manifest.sites, "0" * 64, serial=manifest.serial)
+    with pytest.raises(ValueError, match="differs from the one with the same serial number 2"):
+        accept(home / "private", authority, other)
+    check_serial(home / "private", b"another federation", other)
+    accept(home / "private", authority, Manifest(manifest.sites, "0" * 64, serial=3))
+    with pytest.raises(ValueError, match="the serial number 2, and this site has accepted 3"):
+        check_serial(home / "private", authority, manifest)
+
+
+def test_a_coordinator_chooses_numbers_upwards_only(home: Path) -> None:
+    server = home.parents[1] / "server"
+    assert newer(home, 7)[1].serial == 7
+    assert newer(home)[1].serial == 8
+    with pytest.raises(ValueError, match="--serial must be above 8, the number of the last manifest, got 8"):
+        sign_again(server, server.parent / "authority" / "ca.key", serial=8)
+
+
+def test_manifests_from_before_there_were_numbers_count_as_the_oldest(home: Path) -> None:
+    server = home.parents[1] / "server"
+    authority = (home / "ca.crt").read_bytes()
+    content = json.loads((server / MANIFEST).read_text())
+    del content["serial"]
+
+    class First(Manifest):
+        def to_bytes(self) -> bytes:
+            return json.dumps({**content, "format": 1}).encode()
+
+    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), [server, home])
+    assert verified(home, authority).serial == 0
+    assert newer(home)[1].serial == 1
+
+
+@pytest.mark.parametrize("serial", ["1", True, -1, 1.5])
+def test_a_serial_number_that_is_none_is_refused(home: Path, serial: object) -> None:
+    server = home.parents[1] / "server"
+    manifest = verified(server, (server / "ca.crt").read_bytes())
+    key = (server.parent / "authority" / "ca.key").read_bytes()
+    sign(Manifest(manifest.sites, manifest.recipe, serial=serial), key, [home])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be a manifest of format 2"):
+        verified(home, (home / "ca.crt").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"a": 1}', '{"a": {"serial": "1", "digest": ""}}', '{"a": {"serial": 1}}']
+)
+def test_a_damaged_memory_is_named(home: Path, content: str) -> None:
+    authority, manifest = newer(home)
+    (home / "private").mkdir()
+    (home / "private" / ACCEPTED).write_text(content)
+    with pytest.raises(ValueError, match=r"manifests\.json must hold"):
+        check_serial(home / "private", authority, manifest)
+
+
+def test_a_new_list_of_sites_reaches_the_sites_folders(home: Path) -> None:
+    server = home.parents[1] / "server"
+    listed = read_sites(server / "sites.json")
+    assert read_sites(home / "sites.json") == listed
+    write_sites(server / "sites.json", {"cold": listed["cold"]})
+    sign_again(server, server.parent / "authority" / "ca.key")
+    assert read_sites(home / "sites.json") == {"cold": listed["cold"]} == dict(newer(home)[1].sites)

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from confed.results.summary import Summary
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
-from confed.cli import main
-from confed.deployment.final_results import FinalResults
+from command import exit_code
 from confed.deployment.provision import Federation, provision
-from confed.deployment.server import run_server
+from confed.deployment.server import FinalResults, run_server
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.supernode import SuperNode
 from confed.engines.flower.transport import FlowerTransport
@@ -27,9 +21,11 @@ from confed.report.report import write_report
 from confed.report.tables.headline import results_table
 from confed.report.tables.paper import paper_table
 from confed.results.runs import load
+from confed.results.summary import Summary
 from confed.system.events import Caution, Event, RunProgress
 from hostile_reply import COLD
 from led_recipe import SITES_OF, grid_of, recipe_of
+from repository import SUPPORT
 
 WARM, BOTH = SITES_OF.index("warm"), SITES_OF.index("both")
 TABLE = ("personal", "global_seen", "global_unseen", "personal_mean", "personal_worst", "global_seen_mean")
@@ -37,11 +33,6 @@ TABLE = ("personal", "global_seen", "global_unseen", "personal_mean", "personal_
 
 class Killed(Exception):
     """End of a server at once."""
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 class Federated:
@@ -285,9 +276,7 @@ def once(kit: Path, *more: str) -> int:
         "client", str(kit / "recipe.toml"), "--site", "warm", "--server", "127.0.0.1:1", "--insecure", "--once",
         "--key", str(kit / "key"), "--private", str(kit / "private"), *more,
     ]  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(str(ended.value.code))
+    return exit_code(arguments)
 
 
 @pytest.mark.timeout(30)

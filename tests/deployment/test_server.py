@@ -1,32 +1,38 @@
 """A recipe led through Flower's two applications gives the run folder of ``confed run``; and the verbs' errors."""
 
 import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
+import torch
 from flwr.app import Context, RecordDict
 
-from confed.cli import main
+from command import exit_code
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import MEMBERS, run_server
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.transport import FlowerTransport
+from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.sites import Timeouts
-from confed.recipes.recipe import load_recipe
+from confed.federation.messages import Message
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.report import write_report
 from confed.runs.run import run
+from confed.system import folder_lock
+from confed.system.events import Event, RunProgress
+from hostile_reply import COLD, Tamper, Tampering
 from led_recipe import SITES_OF, grid_of, recipe_of
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
+from repository import SUPPORT
+from toy_federation import write_squares
 
 
 def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
@@ -99,7 +105,6 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     noisy = (
         "algorithm.update_privacy.clip=1.0", "algorithm.update_privacy.noise=0.5", "algorithm.update_privacy.at=server",
         "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_seconds=1000.0",
@@ -117,31 +122,26 @@ def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_tw
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    assert exit_code(arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
 def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "made"
     data = ["data.name=toy_federation:squares", "data.train=8", "data.test=4"]
-    with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "federation",
-                "new",
-                str(root),
-                "--sites",
-                "warm, cold",
-                "--host",
-                "h.org",
-                "--json",
-                "run.rounds=7",
-                *data,
-            ]
-        )
-    assert ended.value.code == 0
+    arguments = [
+        "federation",
+        "new",
+        str(root),
+        "--sites",
+        "warm, cold",
+        "--host",
+        "h.org",
+        "--json",
+        "run.rounds=7",
+        *data,
+    ]
+    assert exit_code(arguments) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
     assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7
     assert set(read_sites(root / "server" / SITES)) == {"warm", "cold"}
@@ -176,3 +176,199 @@ def test_faulty_arguments_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert says in failed(arguments, capsys)
+
+
+# A server that was restarted --------------------------------------------------------------------------------------
+
+
+class Led:
+    """Runs of one server on one folder."""
+
+    def __init__(self, root: Path, *more: str) -> None:
+        self.root, self.told = root, list[str]()
+        self.recipe: Recipe = recipe_of("fedavg", "run.evaluate_every=0", *more)
+        (root / "recipe.toml").write_text(self.recipe.to_toml())
+
+    def __call__(self, tampers: dict[str, list[Tamper]], stop: int = 0) -> dict[str, Any]:
+        """Rounds up to the one whose progress is told, or all."""
+
+        def note(event: Event) -> None:
+            self.told.append(event.text if isinstance(event, RunProgress) else str(event))
+            if isinstance(event, RunProgress) and stop and event.round == stop:
+                raise KeyboardInterrupt
+
+        post = Tampering(FlowerTransport(grid_of(self.root / "recipe.toml", self.root)), COLD, tampers)
+        return run_server(
+            self.recipe, self.root / "state", post, timeouts=Timeouts(minimum=3, interval=0.01), progress=note
+        )
+
+
+def harmful(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """Every value a million."""
+    message = open_body(body, Limits(), {}, frozenset())
+    wild = {n: torch.full_like(t, 1e6) if t.is_floating_point() else t for n, t in message.tensors.items()}
+    return head, seal(Message(wild, message.scalars))
+
+
+def loud(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+    message = open_body(body, Limits(), {}, frozenset())
+    return head, seal(Message(message.tensors, {**message.scalars, "loss": 1e5}))
+
+
+def test_a_jump_of_the_loss_right_after_a_restart_is_told(tmp_path: Path) -> None:
+    led = Led(tmp_path, "run.rounds=4")
+    with pytest.raises(KeyboardInterrupt):
+        led({}, stop=4)
+    assert not any("the mean loss" in text for text in led.told)
+    summary = led({"fit": [loud]})
+    assert summary["personal"] is not None
+    (said,) = [text for text in led.told if "the mean loss rose from" in text]
+    assert "the checkpoint of round 2 is kept" in said
+    assert (tmp_path / "state" / "checkpoint" / "round-000002").is_dir()
+
+
+def test_what_was_bounded_before_a_restart_is_in_the_summary(tmp_path: Path) -> None:
+    led = Led(tmp_path, "run.rounds=3")
+    with pytest.raises(KeyboardInterrupt):
+        led({"fit": [harmful]}, stop=2)
+    assert any("bounded: cold: its update had the norm" in str(note) for note in led({})["notes"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_examples_that_a_site_leaves_out_are_in_the_servers_summary(tmp_path: Path) -> None:
+    for place in ("here", "cold"):
+        write_squares(tmp_path / place)
+    for name in ("cold-train-0", "cold-train-3", "cold-test-1", "warm-train-1"):  # the last is another client's
+        (tmp_path / "cold" / f"{name}.png").write_bytes(b"no picture")
+    recipe = recipe_of(
+        "fedavg", "run.rounds=1", "run.evaluate_every=0", "data.name=toy_federation:squares_in_files",
+        f'data.root="{tmp_path / "here"}"',
+    )  # fmt: skip
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    _, client = apps(tmp_path / "recipe.toml")
+    configs: dict[int, dict[str, bool | float | int | str]] = {
+        number: {"site": name, "private": str(tmp_path / f"{name}-private")} for number, name in enumerate(SITES_OF)
+    }
+    configs[COLD]["data-root"] = str(tmp_path / "cold")
+    grid = LoopbackGrid(dict.fromkeys(configs, client), configs)
+    with pytest.warns(UserWarning, match="are left out with 4 examples"):
+        run_server(recipe, tmp_path / "state", FlowerTransport(grid), timeouts=Timeouts(minimum=3, interval=0.01))
+    expected = {"cold": {"train": 2, "test": 1}}
+    state = tmp_path / "state"
+    assert json.loads((state / "summary.json").read_text())["left_out"] == expected
+    assert "‡ Without examples whose pictures cannot be read: cold 2 train, 1 test." in write_report(state).read_text()
+    audited = (state / "audit.jsonl").read_text() + (state / "metrics.jsonl").read_text()
+    assert "cold-train" not in audited + (state / "summary.json").read_text()
+    # A server that is started again while that site is away has it from the list of members.
+    del grid.since[COLD]
+    run_server(recipe, state, FlowerTransport(grid), timeouts=Timeouts(minimum=2, interval=0.01, away=0.0))
+    assert json.loads((state / "summary.json").read_text())["left_out"] == expected
+
+
+@pytest.mark.parametrize("count", [-1, True, "3", 1.5, 2**48])
+def test_a_number_of_left_out_examples_that_is_none_is_refused(tmp_path: Path, count: object) -> None:
+    told: list[str] = []
+    recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+
+    def wrong(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        message = open_body(body, Limits(), {}, frozenset())
+        return head, seal(Message({}, {**message.scalars, "left out/train": count}))  # type: ignore[dict-item]
+
+    post = Tampering(FlowerTransport(grid_of(tmp_path / "recipe.toml", tmp_path)), COLD, {"hello": [wrong]})
+    summary = run_server(
+        recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01), wait=0.3,
+        progress=lambda event: told.append(str(event)),
+    )  # fmt: skip
+    assert set(summary["global_seen"]) == {"warm", "both"}
+    assert any("the number of train examples that it leaves out must be a whole one" in text for text in told)
+
+
+# Folders that are in use ------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from confed.system.folder_lock import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[str]:
+    """A folder that another process holds; what the refusal says of it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], text=True, **pipes) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        try:
+            yield f"another process is working in {folder}: process {holder.pid} on "
+        finally:
+            holder.communicate()
+
+
+def test_a_supernode_on_a_folder_in_use_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from confed.deployment.server import run_server
+    from confed.engines.flower.transport import BUSY, FlowerTransport
+    from confed.engines.remote.sites import Timeouts
+
+    recipe, file = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    told: list[str] = []
+    with held(tmp_path / "warm") as said, caplog.at_level(logging.ERROR, "confed"):
+        summary = run_server(
+            recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)), wait=0.5,
+            timeouts=Timeouts(minimum=2), progress=lambda event: told.append(str(event)),
+        )  # fmt: skip
+    assert set(summary["global_seen"]) == {"cold", "both"}
+    assert caplog.messages[0].startswith(said)
+    assert len(caplog.messages[0].splitlines()) == 1
+    assert any(BUSY in text for text in told)
+    assert not any(str(tmp_path) in text for text in told)
+
+
+@pytest.mark.parametrize("folder", ["run", "private"])
+def test_a_second_client_on_a_flare_kit_or_its_private_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    from confed.deployment.flare import server
+    from confed.deployment.flare.provision import provision_flare
+    from confed.deployment.provision import Federation
+
+    monkeypatch.setattr(server, "ENDING", 0.0)
+    monkeypatch.setattr(server, "supervised", lambda *_: pytest.fail("FLARE was started"))
+    provision_flare(tmp_path / "fed", Federation(("a",), "localhost", 8443, "x = 1\n"))
+    kit = tmp_path / "fed" / "sites" / "a"
+    with held(kit / folder) as said, pytest.raises(ValueError, match="another process") as refused:
+        server.join(recipe_of("fedavg"), kit, kit / "private", threading.Event())
+    assert str(refused.value).startswith(said)
+
+
+def test_a_flare_job_on_a_folder_in_use_does_not_open_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from confed.deployment.flare import job
+    from confed.deployment.flare.job import FlareSite, SiteSettings, write_settings
+
+    (tmp_path / "local").mkdir()
+    (tmp_path / "recipe.toml").write_text(recipe_of("fedavg").to_toml())
+    write_settings(SiteSettings(site="warm"), tmp_path)
+    place = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(job, "collab", SimpleNamespace(workspace=place, site_name="warm"))
+    monkeypatch.setattr(job, "ENDING", 0.0)
+    endpoint = FlareSite()
+    with held(tmp_path / "private") as said, pytest.raises(ValueError, match="another process") as refused:
+        endpoint._open()  # pyright: ignore[reportPrivateUsage]
+    assert str(refused.value).startswith(said)
+    assert endpoint._open().client.id == "warm"  # pyright: ignore[reportPrivateUsage]
+    # It holds the folder until its process ends.
+    code = "import sys; from pathlib import Path; from confed.system import folder_lock as f; f.PATIENCE = 0.0\n"
+    code += "with f.exclusive(Path(sys.argv[1])): pass"
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path / "private")], capture_output=True, check=False)
+    assert b"another process is working in" in second.stderr

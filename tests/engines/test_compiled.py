@@ -9,7 +9,7 @@ import torch
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.engines.compiled import check_compiler
+from confed.engines.executor import check_compiler
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local

@@ -83,15 +83,20 @@ def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
         assert (counts.exact, counts.reason, counts.reused > 50) == (True, "", True)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", RUNS)
+def cells(way: str) -> list[Any]:
+    """Cells of a way; what runs the clients' own training elsewhere or later is slow for its settings but the first."""
+    slow = [name for name in CASES if name.startswith("local.")][1:] if way in ("workers", "resumed") else []
+    return [pytest.param(name, way, id=f"{way}-{name}", marks=[pytest.mark.slow] * (name in slow)) for name in CASES]
+
+
+@pytest.mark.parametrize(("name", "way"), [cell for way in RUNS for cell in cells(way)])
 def test_cell(name: str, way: str):
     compare(name, way, RUNS[way])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_resumed_cell(name: str, tmp_path: Path):
-    compare(name, "resumed", lambda given: outcome(given, folder=tmp_path))
+@pytest.mark.parametrize(("name", "way"), cells("resumed"))
+def test_resumed_cell(name: str, way: str, tmp_path: Path):
+    compare(name, way, lambda given: outcome(given, folder=tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -63,7 +64,6 @@ def test_worker_processes_give_the_same_bits(method: Algorithm) -> None:
                 assert torch.equal(value, kept_too.load(client).tensors[group][name])
 
 
-@dataclass(frozen=True)
 class Dies(Algorithm):
     """The process of one client is killed in the middle of its second round."""
 
@@ -71,7 +71,6 @@ class Dies(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Kills its own process."""
         if client.info.id == "client-1" and client.round == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().fit(client, message)
@@ -84,7 +83,6 @@ def test_a_dead_worker_is_one_clients_error_and_the_run_goes_on() -> None:
     assert set(records[1].losses) == {"client-0", "client-2"}
 
 
-@dataclass(frozen=True)
 class Poisoned(Algorithm):
     """One client sends a NaN in the second round."""
 
@@ -92,7 +90,6 @@ class Poisoned(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Spoils one update."""
         reply = super().fit(client, message)
         if client.info.id == "client-2" and client.round == 1:
             reply.tensors["head.bias"][0] = float("nan")
@@ -150,14 +147,12 @@ def test_local_only_sends_nothing_and_central_has_one_member() -> None:
     assert central.population.info(0).num_examples == sum(len(c) for c in toy_clients().values())
 
 
-@dataclass(frozen=True)
 class PrivateHead(Algorithm):
     """FedPer's layout."""
 
     traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
-        """The head is private."""
         return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
 
 
@@ -210,13 +205,7 @@ def test_a_leaking_reply_is_an_error() -> None:
             list(simulate(simulation, simulation.start(simulation.executor.workspace)))
 
 
-@dataclass(frozen=True)
-class _Leaky(Algorithm):
-    traits = Traits(neutral="-")
-
-    def rules(self, client: ClientInfo) -> Rules:
-        return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
-
+class _Leaky(PrivateHead):
     @action
     def fit(self, client: Client, message: Message) -> Message:
         reply = super().fit(client, message)
@@ -230,7 +219,6 @@ def test_data_of_a_client_nobody_knows() -> None:
     assert isinstance(setup.data("client-0"), TableData)
 
 
-@dataclass(frozen=True)
 class OwnHeads(Algorithm):
     """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer sets."""
 
@@ -238,22 +226,18 @@ class OwnHeads(Algorithm):
 
     @property
     def global_model(self) -> GlobalModel:
-        """At one client with its head: rules of others do not say so."""
         return "with own parts"
 
     def rules(self, client: ClientInfo) -> Rules:
-        """The head is one client's."""
         return {"head.*": Scope.PRIVATE if client.id == "client-0" else Scope.FROZEN, "*": Scope.SHARED}
 
 
-@dataclass(frozen=True)
 class SharedByLater(Algorithm):
     """The first client takes no part in the head; the others share it."""
 
     traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
-        """The head is frozen for client 0."""
         return {"head.*": Scope.FROZEN if client.id == "client-0" else Scope.SHARED, "*": Scope.SHARED}
 
 
@@ -272,9 +256,8 @@ def test_replies_that_a_flow_does_not_take_are_not_given_to_the_next() -> None:
     message = Message({n: t for n, t in setup.build().state_dict().items() if "stem" not in n})
     calls = [Call(setup.population.info(i), "fit", message) for i in range(3)]
     store = MemoryStore()
-    workers = Workers(setup, 2)
-    try:
-        wanted = {r.client.id: r.message.tensors["head.bias"] for r in InProcess(setup)(calls, MemoryStore(), 0)}
+    wanted = {r.client.id: r.message.tensors["head.bias"] for r in InProcess(setup)(calls, MemoryStore(), 0)}
+    with closing(Workers(setup, 2)) as workers:
         some = workers(calls, store, 0)
         next(some)
         some.close()
@@ -282,11 +265,8 @@ def test_replies_that_a_flow_does_not_take_are_not_given_to_the_next() -> None:
             (reply,) = workers([call], store, 0)
             assert reply.error is None
             assert torch.equal(reply.message.tensors["head.bias"], wanted[call.client.id])
-    finally:
-        workers.close()
 
 
-@dataclass(frozen=True)
 class Counts(Algorithm):
     """A counter in the client's state."""
 
@@ -294,7 +274,6 @@ class Counts(Algorithm):
 
     @action
     def count(self, client: Client, message: Message) -> Message:
-        """One more."""
         if client.info.id == "client-1":
             time.sleep(0.2)
         client.state.scalars["n"] = int(client.state.scalars.get("n", 0)) + 1
@@ -304,15 +283,11 @@ class Counts(Algorithm):
 def test_two_calls_to_one_client_follow_each_other() -> None:
     setup = toy_setup(Counts())
     ann, bob = setup.population.info(0), setup.population.info(1)
-    workers = Workers(setup, 2)
-    try:
+    with closing(Workers(setup, 2)) as workers:
         replies = list(workers([Call(c, "count", Message()) for c in (bob, ann, ann, ann)], MemoryStore(), 0))
-    finally:
-        workers.close()
     assert [r.message.scalars["n"] for r in replies] == [1, 1, 2, 3]
 
 
-@dataclass(frozen=True)
 class MissingFile(Algorithm):
     """A client whose files are gone."""
 
@@ -320,7 +295,6 @@ class MissingFile(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Fails on one client."""
         if client.info.id == "client-1":
             raise FileNotFoundError("pictures.tar")
         return super().fit(client, message)

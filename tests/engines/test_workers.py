@@ -1,20 +1,26 @@
 """Worker processes that are forked and spawned: the same bytes, and what cannot be."""
 
 import hashlib
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from confed.engines import workers
-from confed.engines.local import InProcess, Simulation, Workspace, simulate
+from confed.engines import call_bytes, workers
+from confed.engines.call_bytes import CallQueue, Encoded, Homes, join, split
+from confed.engines.local import InProcess, Setup, Simulation, Workspace, simulate
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, peak_memory
 from confed.engines.workers import Workers, start_method
+from confed.federation.client_info import ClientInfo
 from confed.federation.directory_store import CorruptCheckpoint
 from confed.federation.messages import Call, Message
 from confed.federation.state import ClientState, MemoryStore
-from confed.federation.wire import encode_state
+from confed.federation.wire import encode, encode_state
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from setup_sources import source
@@ -42,15 +48,34 @@ def test_forked_and_spawned_workers_give_the_bits_of_one_process() -> None:
     assert _digest("scaffold", "spawn") == one
 
 
-def test_a_spawned_worker_that_cannot_make_the_setup_says_why() -> None:
+class Inline:
+    """A process that is none: its function is called when it is started."""
+
+    pid = None
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
+        self.start = lambda: target(*args)
+
+    def join(self, timeout: float = 0.0) -> None:
+        """It is over."""
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_a_spawned_worker_that_cannot_make_the_setup_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Inline))
+    for name in ("_ignore_signals", "keep_freed_memory"):
+        monkeypatch.setattr(workers, name, lambda: None)
     setup = source("fedavg").setup()
-    lost = Workers(setup, 1, start="spawn", source=SetupSource("setup_sources:broken"))
-    calls = [Call(setup.population.info(0), "fit", Message())]
-    try:
-        with pytest.raises(RuntimeError, match="could not prepare the run: FileNotFoundError: no folder /data/pic"):
-            list(lost(calls, MemoryStore(), 0))
-    finally:
-        lost.close()
+    why = "could not prepare the run: FileNotFoundError: no folder /data/pic"
+    made = Workers(setup, 1, start="spawn", source=SetupSource("setup_sources:broken"))
+    with closing(made) as lost, pytest.raises(RuntimeError, match=why):
+        list(lost(fits(setup)[:1], MemoryStore(), 0))
+
+
+def fits(setup: Setup) -> list[Call]:
+    return [Call(setup.population.info(number), "fit", Message()) for number in range(5)]
 
 
 class _Fails(MemoryStore):
@@ -69,36 +94,27 @@ class _Fails(MemoryStore):
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), CorruptCheckpoint("client-2 is damaged")])
 def test_a_call_that_was_not_sent_is_not_waited_for(fault: BaseException) -> None:
     setup = source("fedavg").setup()
-    calls = [Call(setup.population.info(number), "fit", Message()) for number in range(5)]
-    some = Workers(setup, 2)
-    try:
+    with closing(Workers(setup, 2)) as some:
         with pytest.raises(type(fault)):
-            list(some(calls, _Fails(fault), 0))
+            list(some(fits(setup), _Fails(fault), 0))
         before = some.processes()
-        assert [reply.client.id for reply in some(calls, MemoryStore(), 0)] == [f"client-{n}" for n in range(5)]
+        assert [reply.client.id for reply in some(fits(setup), MemoryStore(), 0)] == [f"client-{n}" for n in range(5)]
         assert some.processes() == before
-    finally:
-        some.close()
 
 
 def test_half_a_call_ends_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
     setup = source("fedavg").setup()
-    calls = [Call(setup.population.info(number), "fit", Message()) for number in range(5)]
-    some = Workers(setup, 2)
-    try:
+    with closing(Workers(setup, 2)) as some:
         with monkeypatch.context() as patch:
-            patch.setattr(workers.Encoded, "of", _interrupted)
+            patch.setattr(call_bytes.Encoded, "of", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                list(some(calls, MemoryStore(), 0))
-        replies = list(some(calls, MemoryStore(), 0))
+                list(some(fits(setup), MemoryStore(), 0))
+        replies = list(some(fits(setup), MemoryStore(), 0))
         assert [reply.client.id for reply in replies] == [f"client-{n}" for n in range(5)]
         assert not any("died" in (reply.error or "") for reply in replies)
-    finally:
-        some.close()
-
-
-def _interrupted(*_: object) -> bytes:
-    raise KeyboardInterrupt
 
 
 def test_spawning_without_a_source_is_refused() -> None:
@@ -159,3 +175,69 @@ def test_a_run_has_the_same_bytes_for_both_start_methods(tmp_path: Path) -> None
         assert (tmp_path / "spawn" / name).read_bytes() == content
     for name in ("metrics.jsonl", "predictions.safetensors"):
         assert (tmp_path / "fork" / name).read_bytes() == (tmp_path / "spawn" / name).read_bytes()
+
+
+# Which process takes which call -----------------------------------------------------------------------------------
+
+
+def calls(names: str, session: bool = False) -> list[Call]:
+    return [Call(ClientInfo(name, 1), "fit", Message(), session=session) for name in names]
+
+
+def test_calls_are_taken_in_order_and_a_client_has_one_at_a_time() -> None:
+    queue = CallQueue(calls("aab"), Homes())
+    assert queue.take(0, (0, 1)) == 0
+    assert queue.take(1, (0, 1)) is None  # the second needs the state that the first leaves
+    assert queue.finish(0) == 0
+    assert queue.take(1, (0, 1)) is None  # which is kept when its reply is handed on
+    queue.done.remove(0)
+    assert queue.take(1, (0, 1)) == 1
+    assert queue.take(0, (0, 1)) == 2
+    assert not queue
+
+
+def test_a_call_whose_process_is_lost_comes_before_the_others() -> None:
+    queue = CallQueue(calls("abc"), Homes())
+    assert [queue.take(0, (0, 1)), queue.take(1, (0, 1))] == [0, 1]
+    assert queue.put_back(0) == 0
+    assert [one.client.id for one in queue.waiting()] == ["a", "c"]
+    assert queue.take(2, (1, 2)) == 0
+    queue.finish(2)
+    queue.done.remove(0)
+    queue.wait_again(0)  # the reply was lost with its node
+    assert queue.first.client.id == "a"
+
+
+def test_sessions_stay_with_their_process_until_it_ends() -> None:
+    homes = Homes()
+    homes.begin(3)
+    queue = CallQueue(calls("ab", session=True), homes)
+    assert [queue.take(0, (0, 1)), queue.take(1, (0, 1))] == [0, 1]
+    later = CallQueue(calls("ba", session=True), homes)
+    assert later.take(0, (0, 1)) == 1
+    homes.leave(1)
+    assert homes.of == {"a": 0}
+    homes.begin(4)
+    assert homes.of == {}
+
+
+def test_parts_are_joined_and_split() -> None:
+    parts = [b"", b"x" * 70000, b"\0\1"]
+    assert split(join(parts)) == parts
+    assert split(b"") == []
+
+
+def test_a_message_to_many_clients_is_encoded_once() -> None:
+    made: list[bytes] = []
+
+    def keep(data: bytes) -> int:
+        made.append(data)
+        return len(made)
+
+    tensor, other = torch.ones(3), torch.zeros(3)
+    encoded = Encoded(keep)
+    assert [encoded.of(Message({"a": tensor}, {"n": 1})) for _ in range(3)] == [1, 1, 1]
+    assert encoded.of(Message({"a": tensor}, {"n": 2})) == 2
+    assert encoded.of(Message({"b": tensor}, {"n": 2})) == 3
+    assert encoded.of(Message({"b": other}, {"n": 2})) == 4
+    assert made[3] == encode(Message({"b": other}, {"n": 2}))

@@ -1,16 +1,11 @@
 """Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
 
 import json
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
 
 from confed.deployment.demo import demonstrate, free_port, parties, started
 from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
@@ -31,13 +26,6 @@ from real_processes import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(SUPPORT)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
 
 
 def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:

@@ -1,17 +1,11 @@
 """FLARE with real processes, certificates and sockets: the simulator's numbers, and what survives being killed."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from repository import SUPPORT
-
-pytest.importorskip("nvflare")
-
 import psutil
+import pytest
 
 from confed.deployment.demo import demonstrate, free_port, started
 from confed.deployment.flare.provision import provision_flare
@@ -33,13 +27,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SITES = ("warm", "cold")
 Commands = dict[str, tuple[Sequence[str], Path]]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(SUPPORT)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
 
 
 def made(root: Path, recipe: Recipe, sites: Sequence[str], *options: str) -> Commands:

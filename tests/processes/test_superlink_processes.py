@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.deployment.demo import free_port, started
 from confed.deployment.provision import Federation, provision
 from real_processes import SITES, recipe_of, same_as_simulated, until
@@ -18,12 +14,6 @@ from real_processes import SITES, recipe_of, same_as_simulated, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
-
-
-@pytest.mark.usefixtures("_importable")
 @pytest.mark.parametrize(
     "recipe",
     [recipe_of("fedavg", "run.rounds=2", "run.evaluate_every=2"),

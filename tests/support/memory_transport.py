@@ -15,6 +15,7 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import MemoryStore, ServerState, Store
 
 QUICK = Timeouts(deadline=0.05, away=0.02, interval=1e-4)
+PATIENT = Timeouts(deadline=60, away=60, interval=1e-4)
 CLIENTS = ("client-0", "client-1", "client-2")
 Tamper = Callable[[str, bytes, bytes], tuple[bytes, bytes]]
 

@@ -23,7 +23,7 @@ from confed.engines.local import InProcess, RoundRecord, Simulation, Workspace, 
 from confed.engines.ray.executor import RayActors
 from confed.engines.ray.placement import Wanted
 from confed.engines.setup_source import SetupSource
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, Message, Reply

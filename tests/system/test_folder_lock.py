@@ -13,6 +13,7 @@ import pytest
 
 import toy_federation  # its datasets have names then
 from children import forked
+from command import exit_code
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.runner import resume, run_study
@@ -82,12 +83,9 @@ def test_a_run_and_a_study_that_are_under_way_are_left_alone(tmp_path: Path, hol
 def test_the_command_says_it_in_one_line(
     tmp_path: Path, holder: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from confed.cli import main
 
     (tmp_path / "run" / "recipe.toml").write_text(_recipe().to_toml())
-    with pytest.raises(SystemExit) as stopped:
-        main(["resume", str(tmp_path / "run")])
-    assert stopped.value.code == 2
+    assert exit_code(["resume", str(tmp_path / "run")]) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert f"process {holder.pid} on" in line
 

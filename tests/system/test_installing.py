@@ -1,5 +1,6 @@
 """Commands of pip in messages, as they fit how confed was installed."""
 
+import gc
 import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import confed
 from confed.system import packages
+from confed.system.collector import collector_at_rest
 
 TEXT = "tables need pandas: pip install '.[notebook]' -c constraints.txt"
 PINS = Path(confed.__file__).parent / "constraints.txt"
@@ -56,3 +58,20 @@ def test_package_of_its_own_and_a_source_tree(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(packages, "distribution", none)
     assert packages.for_this_installation(TEXT) == TEXT
+
+
+# Garbage collector at rest ----------------------------------------------------------------------------------------
+
+
+def test_the_collector_rests_and_is_as_before_afterwards() -> None:
+    def failing() -> None:
+        with collector_at_rest():
+            assert not gc.isenabled()
+            with collector_at_rest():
+                pass
+            assert not gc.isenabled()  # the outer block goes on
+            raise ValueError("faulty")
+
+    with pytest.raises(ValueError, match="faulty"):
+        failing()
+    assert gc.isenabled()

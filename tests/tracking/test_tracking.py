@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from command import exit_code
 from confed import load_run, load_study
 from confed.system.folder_lock import exclusive
 from confed.tracking import follow
@@ -21,10 +21,6 @@ from confed.tracking.backends import BACKENDS, Backend, Sent, backend_of
 from confed.tracking.follow import track
 from confed.tracking.records import MANY_PLACES, Names, TrackedRun, tracked_runs
 from synthetic_study import CLIENTS, ROUNDS, SCENES, make_run, make_study
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +150,7 @@ def test_run_is_known_again_by_what_it_began_with(run: Path, tmp_path: Path) -> 
 def test_each_value_is_sent_once_and_resumed_runs_go_on(
     tool: str, run: Path, tmp_path: Path, databases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_spec(BACKENDS[tool].needs) is None:
+    if find_spec(BACKENDS[tool].package) is None:
         pytest.skip(f"{tool} is not installed")
     monkeypatch.chdir(tmp_path)
     at = tmp_path / "at"
@@ -187,7 +183,7 @@ def test_password_of_a_tracking_address_is_not_told(run: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", mlflow.entities)
     (tracked,) = tracked_runs(run)
-    send = Backend("confed.tracking.to_mlflow:send", "json", "json", "").load()
+    send = BACKENDS["mlflow"].load()
     assert send(tracked, "").where == "postgresql://host:5432/runs?x=a@b"
     assert send(tracked, "sqlite:////tmp/a@b.db").where == "sqlite:////tmp/a@b.db"
     mlflow.MlflowClient.assert_any_call("sqlite:////tmp/a@b.db")
@@ -197,7 +193,7 @@ def test_password_of_a_tracking_address_is_not_told(run: Path, monkeypatch: pyte
     ("tool", "project"), [("tensorboard", "apart"), ("trackio", "apart"), ("trackio", "apart v1.0/x")]
 )
 def test_another_run_of_the_same_name_is_kept_apart(tool: str, project: str, tmp_path: Path, databases: Path) -> None:
-    if find_spec(BACKENDS[tool].needs) is None:
+    if find_spec(BACKENDS[tool].package) is None:
         pytest.skip(f"{tool} is not installed")
     place, names = ("" if tool == "trackio" else str(tmp_path / "at")), Names(project=project)
     for train in (400, 800):
@@ -270,7 +266,7 @@ class Recorder:
 @pytest.mark.parametrize("whole", [False, True])
 def test_following_ends_with_the_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     tool = Recorder()
-    monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", "", whole_rounds=whole))
+    monkeypatch.setitem(BACKENDS, "recorder", Backend("json", "", whole_rounds=whole))
     monkeypatch.setattr(Backend, "load", lambda self: tool)
     live = cut(run, 2, tmp_path / "live" / "run")
     holder = exclusive(live)
@@ -309,16 +305,13 @@ def test_models_of_a_site_are_tracked_with_what_they_cost(run: Path, tmp_path: P
 
 
 def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
+    return exit_code([str(argument) for argument in arguments])
 
 
 def test_the_command_tracks_a_run_and_says_where_to_look(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", "", show="look at {where}"))
+    monkeypatch.setitem(BACKENDS, "recorder", Backend("json", "", show="look at {where}"))
     monkeypatch.setattr(Backend, "load", lambda self: Recorder())
     assert confed("track", run, "--to", "recorder", "--at", "here", "--project", "mine", "--json") == 0
     (told,) = json.loads(capfd.readouterr().out)["runs"]
@@ -329,7 +322,7 @@ def test_the_command_tracks_a_run_and_says_where_to_look(
 
 def test_runs_and_studies_are_tracked_from_python(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", ""))
+    monkeypatch.setitem(BACKENDS, "recorder", Backend("json", ""))
     monkeypatch.setattr(Backend, "load", lambda self: recorder)
     (sent,) = load_run(run).track("recorder", at="here", project="mine", name="first")
     assert (sent.project, sent.name, sent.state, sent.round, sent.where) == ("mine", "first", "finished", 6, "here")
@@ -345,7 +338,7 @@ def test_runs_and_studies_are_tracked_from_python(run: Path, tmp_path: Path, mon
     ("arguments", "message"),
     [
         (["--to", "excel"], "the tracking tool must be one of trackio, tensorboard, mlflow, wandb, got 'excel'"),
-        (["--to", "absent"], "tracking with absent needs the package absent-tool: pip install absent-tool"),
+        (["--to", "absent"], "tracking with absent needs the package absent_tool: pip install absent_tool"),
         (["--to", "recorder", "--name", "one"], "a name is for a run on its own"),
     ],
 )
@@ -354,8 +347,8 @@ def test_a_faulty_command_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if "excel" not in arguments:
-        monkeypatch.setitem(BACKENDS, "absent", Backend("", "absent_tool_of_ours", "absent-tool", ""))
-        monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", ""))
+        monkeypatch.setitem(BACKENDS, "absent", Backend("absent_tool", ""))
+        monkeypatch.setitem(BACKENDS, "recorder", Backend("json", ""))
         monkeypatch.setattr(Backend, "load", lambda self: Recorder())
     assert confed("track", make_study(tmp_path / "study", seeds=1), *arguments) == 2
     err = " ".join(capfd.readouterr().err.split())
@@ -364,7 +357,7 @@ def test_a_faulty_command_is_refused_in_one_line(
 
 
 def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "recorder", Backend("", "json", "json", ""))
+    monkeypatch.setitem(BACKENDS, "recorder", Backend("json", ""))
     monkeypatch.setattr(Backend, "load", lambda self: Recorder())
     with pytest.raises(ValueError, match="is neither a run, a study nor a sweep"):
         list(track(tmp_path, "recorder"))
@@ -378,9 +371,9 @@ def test_tool_that_cannot_be_imported(run: Path, monkeypatch: pytest.MonkeyPatch
     def broken(run: TrackedRun, place: str) -> Sent:
         raise ImportError("cannot import name 'service'")
 
-    monkeypatch.setitem(BACKENDS, "broken", Backend("", "json", "some-tool", ""))
+    monkeypatch.setitem(BACKENDS, "broken", Backend("json", ""))
     monkeypatch.setattr(Backend, "load", lambda self: broken)
-    with pytest.raises(ValueError, match="some-tool is installed and cannot be imported: cannot import name 'service'"):
+    with pytest.raises(ValueError, match="json is installed and cannot be imported: cannot import name 'service'"):
         list(track(run, "broken"))
 
 

@@ -19,6 +19,7 @@ from confed.runs.build import prepare
 from confed.system.events import Note, Progress
 
 Party = subprocess.Popen[bytes]
+Engine = Literal["flower", "flare"]
 
 
 def free_port() -> int:
@@ -27,34 +28,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
-    """Commands of a federation's server and sites, and the folder of each."""
+def parties(root: Path, port: int, engine: Engine = "flower") -> dict[str, tuple[Sequence[str], Path]]:
+    """Commands of a federation's server and sites, and the folder of each; kits of FLARE's know the port."""
+    lead, join = "--state state --tls .", "--once"
+    if engine == "flare":
+        lead, join = f"--engine flare {lead}", f"--engine flare --kit . {join}"
+    else:
+        lead, join = f"{lead} --port {port}", f"--site SITE --server localhost:{port} --ca ca.crt {join}"
     confed = [sys.executable, "-m", "confed.cli"]
-    lead = [*confed, "server", "recipe.toml", "--state", "state", "--tls", ".", "--port", str(port)]
-    commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
+    commands: dict[str, tuple[Sequence[str], Path]] = {}
+    commands["server"] = ([*confed, "server", "recipe.toml", *lead.split()], root / "server")
     for folder in sorted((root / "sites").iterdir()):
-        join = [
-            "client",
-            "recipe.toml",
-            "--site",
-            folder.name,
-            "--server",
-            f"localhost:{port}",
-            "--ca",
-            "ca.crt",
-            "--once",
-        ]
-        commands[folder.name] = ([*confed, *join], folder)
-    return commands
-
-
-def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
-    """Commands of a FLARE federation's server and sites, whose kits know the port; see :func:`parties`."""
-    confed, flare = [sys.executable, "-m", "confed.cli"], ["recipe.toml", "--engine", "flare"]
-    lead = [*confed, "server", *flare, "--state", "state", "--tls", "."]
-    commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
-    for folder in sorted((root / "sites").iterdir()):
-        commands[folder.name] = ([*confed, "client", *flare, "--kit", ".", "--once"], folder)
+        options = [folder.name if word == "SITE" else word for word in join.split()]
+        commands[folder.name] = ([*confed, "client", "recipe.toml", *options], folder)
     return commands
 
 
@@ -89,7 +75,7 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
 
 
 def demonstrate(
-    recipe: Recipe, root: Path, sites: int, progress: Progress, engine: Literal["flower", "flare"] = "flower"
+    recipe: Recipe, root: Path, sites: int, progress: Progress, engine: Engine = "flower"
 ) -> dict[str, Any]:
     """Demonstration of a federation of the first clients of a recipe's data, to the end of its run."""
     setup, _ = prepare(recipe)
@@ -105,7 +91,7 @@ def demonstrate(
     else:
         provision(root, federation)
     progress(Note(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}"))
-    commands = flare_parties(root) if engine == "flare" else parties(root, port)
+    commands = parties(root, port, engine)
     lead, where = commands["server"]
     commands["server"] = ([*lead, "--minimum", str(sites)], where)
     began = time.monotonic()

@@ -187,14 +187,8 @@ def check_data(
         advice = "check the recipe, --site, and --data root=/where/the/examples/are"
         return [Finding("data", "bad", str(error), advice)]
     dataset = run_data.dataset
-    problems = [
-        Finding(
-            "data",
-            "good",
-            f"{dataset.name}, client {site!r}"
-            + (f", which has {' and '.join(info.modalities)}" if info.modalities else ""),
-        )
-    ]
+    has = f", which has {' and '.join(info.modalities)}" if info.modalities else ""
+    problems = [Finding("data", "good", f"{dataset.name}, client {site!r}{has}")]
     split: Any = dataset.clients[site]
     for role, examples in split.roles.items():
         problems += _examples(dataset, site, role, examples)
@@ -237,13 +231,13 @@ def _pictures(role: str, pictures: Any, numbers: np.ndarray) -> Finding:
     return Finding(what, "good", f"{len(picked)} of {len(numbers)} opened, all readable")
 
 
-def _answers(role: str, answers: Sequence[str], known: frozenset[str], *, allowed: bool) -> Finding:
-    strange = sorted({answer for answer in answers if answer not in known})
+def _answers(role: str, answers: Sequence[str], vocabulary: frozenset[str], *, allowed: bool) -> Finding:
+    strange = sorted({answer for answer in answers if answer not in vocabulary})
     what = f"{role} answers"
     if not strange:
-        return Finding(what, "good", f"all of them among the {len(known)} of the vocabulary")
-    share = sum(answer not in known for answer in answers) / len(answers)
-    text = f"{share:.1%} are outside the vocabulary of {len(known)}, such as {', '.join(map(repr, strange[:3]))}"
+        return Finding(what, "good", f"all of them among the {len(vocabulary)} of the vocabulary")
+    share = sum(answer not in vocabulary for answer in answers) / len(answers)
+    text = f"{share:.1%} are outside the vocabulary of {len(vocabulary)}, such as {', '.join(map(repr, strange[:3]))}"
     advice = "no model can give them: map them to answers of the vocabulary, or leave these questions out"
     return Finding(what, "mind" if allowed else "bad", text, advice)
 

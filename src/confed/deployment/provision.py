@@ -102,26 +102,19 @@ class Federation:
 
 def provision(root: Path, federation: Federation) -> None:
     """Provisioning of the folders ``authority``, ``server``, ``sites/NAME`` and ``flower``; a fault is a ValueError."""
-    if root.exists() and any(root.iterdir()):
-        raise ValueError(f"{root} is not empty; a federation needs a new folder")
+    check_empty(root)
     server = root / "server"
     server.mkdir(parents=True)
     (root / AUTHORITY).mkdir(mode=0o700)  # its key vouches for everything, and the server never needs it
     authority = _certificates(server, root / AUTHORITY, federation)
-    write_atomically(server / "recipe.toml", federation.recipe.encode())
     keys: dict[str, str] = {}
     for name in federation.sites:
         folder = root / "sites" / name
         folder.mkdir(parents=True)
         keys[name] = make_key(folder / "key")
         write_atomically(folder / "ca.crt", authority)
-        write_atomically(folder / "recipe.toml", federation.recipe.encode())
-        write_from_template(folder / "README.md", "site.md", federation, name)
-    write_sites(server / SITES, keys)
-    for name in federation.sites:  # members of secure aggregation know each other by these alone
-        write_sites(root / "sites" / name / SITES, keys)
-    hand_out(root, federation, keys, (root / AUTHORITY / "ca.key").read_bytes())
-    write_from_template(server / "README.md", "server.md", federation)
+    # Members of secure aggregation know each other by the keys of the list alone.
+    hand_out(root, federation, keys, keys, (root / AUTHORITY / "ca.key").read_bytes())
     flower = root / "flower"
     flower.mkdir()
     write_from_template(flower / "pyproject.toml", "flower.toml", federation)
@@ -132,10 +125,28 @@ def provision(root: Path, federation: Federation) -> None:
     write_atomically(flower / "federation_app" / "recipe.toml", federation.recipe.encode())
 
 
-def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
-    """Distribution of card, wheel file and signed manifest to all parties."""
+def check_empty(root: Path) -> None:
+    """Check that nothing is in the folder of a new federation."""
+    if root.exists() and any(root.iterdir()):
+        raise ValueError(f"{root} is not empty; a federation needs a new folder")
+
+
+def hand_out(
+    root: Path,
+    federation: Federation,
+    listed: Mapping[str, str],
+    keys: Mapping[str, str],
+    private: bytes,
+    form: str = "",
+) -> None:
+    """Distribution of recipe, list of sites, instructions, card, wheel file and signed manifest to all parties."""
+    write_from_template(root / "server" / "README.md", f"{form}server.md", federation)
+    for name in federation.sites:
+        write_from_template(root / "sites" / name / "README.md", f"{form}site.md", federation, name)
     folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
     for folder in folders:
+        write_atomically(folder / "recipe.toml", federation.recipe.encode())
+        write_sites(folder / SITES, listed)
         if federation.card is not None:
             write_atomically(folder / "card.json", federation.card.read_bytes())
         if federation.wheel is not None:
@@ -205,16 +216,13 @@ def read_sites(path: Path) -> dict[str, str]:
     return {str(name): str(key) for name, key in sites.items()}  # pyright: ignore
 
 
-def write_sites(path: Path, sites: dict[str, str]) -> None:
+def write_sites(path: Path, sites: Mapping[str, str]) -> None:
     """Write the server's list of sites."""
     write_atomically(path, json.dumps(sites, indent=1).encode())
 
 
 def make_key(path: Path) -> str:
-    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format.
-
-    An existing file of that name is never overwritten, but a ValueError.
-    """
+    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from confed.data.labelled import LabelDataset
-from confed.deployment.final_results import FinalResults, model_digest
 from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.arrivals import SiteArrivals
-from confed.engines.remote.protocol import Schema, schema_of
-from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Connection, SiteRegistry, Timeouts, Transport
+from confed.engines.remote.protocol import Schema, digest, schema_of, seal
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Connection, Registered, SiteRegistry, Timeouts, Transport
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
@@ -55,7 +54,52 @@ from confed.tasks.vqa import summarise
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
 
-# Runner of a recipe whose clients are sites -------------------------------------------------------------------
+# Final results of the sites: kept by model, so that late sites are added and nothing is replaced --------------
+
+Values = Mapping[str, float]  # metric -> value, of one view at one site
+
+
+def model_digest(servers: Mapping[str, ServerState]) -> str:
+    parts = [[name, digest(b"", seal(Message(server.params)))] for name, server in sorted(servers.items())]
+    return digest(json.dumps(parts).encode(), b"")
+
+
+class FinalResults:
+    """Results of one final model at the sites: a part of ``final.json`` in the run folder.
+
+    The file holds model digest -> {"round", "sites": site -> {"results": view -> metrics, "reason"}}. A result that is
+    there stays; a reason why there is none gives way to a result.
+    """
+
+    def __init__(self, path: Path, round: int, model: str) -> None:
+        self._path, self.round, self.model = path, round, model
+        self._models: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self._sites: dict[str, dict[str, Any]] = self._models.setdefault(model, {"round": round, "sites": {}})["sites"]
+
+    @property
+    def of_other_models(self) -> list[str]:
+        """Sites whose only results are of another model than this one."""
+        others: set[str] = set()
+        for model in self._models.values():
+            others |= {name for name, site in model["sites"].items() if site["results"]}
+        return sorted(name for name in others if not self.of(name))
+
+    def of(self, site: str) -> Mapping[str, Values]:
+        """View -> metrics; empty where the site was not evaluated."""
+        return self._sites.get(site, {}).get("results", {})
+
+    def reason(self, site: str) -> str:
+        """Why a site was asked and has no result; empty where it was not asked."""
+        return str(self._sites.get(site, {}).get("reason", ""))
+
+    def add(self, results: Mapping[str, Mapping[str, Values]], reasons: Mapping[str, str]) -> None:
+        """New results, and the reasons of sites without any, on disk when this returns."""
+        for site in [*results, *reasons]:
+            if not self.of(site):
+                views = {view: dict(values) for view, values in results.get(site, {}).items()}
+                self._sites[site] = {"results": views, "reason": "" if views else reasons.get(site, "")}
+        write_atomically(self._path, json.dumps(self._models, indent=1).encode(), sync=True)
+
 
 # Divergence check: jumps and non-finite values of a run's mean training loss ----------------------------------
 
@@ -72,7 +116,7 @@ class LossCourse:
         # the round to go back to then; None where no checkpoint is left from before the jump
         self.sound: int | None = None
 
-    def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
+    def note(self, losses: Mapping[str, float], round: int, checkpoints: Sequence[int]) -> str | None:
         """Record of a round's losses, and at the first of several jumps of the round to go back to."""
         before, sentence = self.broken, self.jump(losses)
         if not self.broken:
@@ -80,7 +124,7 @@ class LossCourse:
         elif not before:
             # The last model that was trained from without a jump is the one before the round before.
             self.sound = next(
-                (checkpoint_round for checkpoint_round in reversed(kept) if checkpoint_round <= round - 2), None
+                (checkpoint_round for checkpoint_round in reversed(checkpoints) if checkpoint_round <= round - 2), None
             )
         return sentence
 
@@ -130,10 +174,10 @@ class SiteRunner(Runner):
             return super().run()
         except RuntimeError as error:
             # The newest checkpoint is what the round that failed went out from: it may be what broke it.
-            kept = self.checkpoints.rounds()[:-1]
-            if not kept or type(error) is not RuntimeError:  # a transport's own must stay what it is
+            earlier = self.checkpoints.rounds()[:-1]
+            if not earlier or type(error) is not RuntimeError:  # a transport's own must stay what it is
                 raise
-            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(kept[-1])}") from error
+            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(earlier[-1])}") from error
 
     def _way_back(self, round: int) -> str:
         return (
@@ -175,22 +219,20 @@ class SiteRunner(Runner):
         )
         examination.notes += [f"bounded: {name}: {sentence}" for name, sentence in sorted(self.bounded.items())]
         if self.absent:
-            examination.notes.append(
-                f"not tried on unseen places, as their examples are not here: {listed(self.absent)}"
-            )
+            places = listed(self.absent)
+            examination.notes.append(f"not tried on unseen places, as their examples are not here: {places}")
         if not self.whole:
-            examination.notes.append(
-                "not evaluated: a part of the model is the server's, and was not sent to the sites"
-            )
+            why = "a part of the model is the server's, and was not sent to the sites"
+            examination.notes.append(f"not evaluated: {why}")
             return examination
         final = FinalResults(self.folder.root / FINAL, self.setup.rounds, model_digest(servers))
         present = [info.id for info in simulation.present(self.setup.rounds + 2)]
         # What a site has said of this model stays; it is not asked twice, as its policy may count what it answers.
-        asked = [n for n in present if not final.of(n) and (self.newcomers is None or n in self.newcomers)]
+        to_ask = [n for n in present if not final.of(n) and (self.newcomers is None or n in self.newcomers)]
         self.remote.answered = sum(bool(final.of(name)) for name in present)
-        measured = self._measured(simulation, servers, asked)
-        silent = dict.fromkeys(asked, "it told nothing of the metric") | simulation.unanswered
-        final.add({name: measured[name] for name in asked if name in measured}, {n: silent[n][:300] for n in asked})
+        measured = self._measured(simulation, servers, to_ask)
+        silent = dict.fromkeys(to_ask, "it told nothing of the metric") | simulation.unanswered
+        final.add({name: measured[name] for name in to_ask if name in measured}, {n: silent[n][:300] for n in to_ask})
         places = {name: final.of(name) for name in present} | {n: measured.get(n, {}) for n in self.setup.observers}
         for place, views in places.items():
             for view, values in views.items():
@@ -199,7 +241,7 @@ class SiteRunner(Runner):
         return examination
 
     def _measured(
-        self, simulation: Simulation, servers: Mapping[str, ServerState], asked: Sequence[str]
+        self, simulation: Simulation, servers: Mapping[str, ServerState], to_ask: Sequence[str]
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Site, or unseen place whose examples are here -> view -> metrics."""
         counts: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -209,7 +251,7 @@ class SiteRunner(Runner):
 
         measured: dict[str, dict[str, dict[str, float]]] = {}
         evaluated = simulation.evaluate(
-            servers, self.setup.rounds + 2, split="test", most=None, among=asked, counted=counted
+            servers, self.setup.rounds + 2, split="test", most=None, among=to_ask, counted=counted
         )
         for view, places in evaluated.items():
             for place, tallies in places.items():
@@ -220,7 +262,7 @@ class SiteRunner(Runner):
                     measured.setdefault(place, {})[view] = values
         return measured
 
-    def _note_membership(self, found: Examination, final: FinalResults) -> None:
+    def _note_membership(self, examination: Examination, final: FinalResults) -> None:
         """Over which sites the means are, with the round and the model of each, and why others are in none."""
         took_part = Counter[str]()
         for line in read_jsonl(self.folder.metrics):
@@ -231,13 +273,17 @@ class SiteRunner(Runner):
         shown = {"round": final.round, "model": final.model}
         evaluated = {n: {**shown, "rounds_taken_part": took_part[n]} for n in sites if n not in missing}
         self.membership = {"evaluated": evaluated, "missing": missing}
-        found.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
+        examination.notes += [f"{name} was not evaluated: {reason}" for name, reason in missing.items()]
         if others := final.of_other_models:
-            found.notes.append(f"{FINAL} has results of another final model, which do not count: {', '.join(others)}")
+            examination.notes.append(
+                f"{FINAL} has results of another final model, which do not count: {', '.join(others)}"
+            )
         if over := Summary({"membership": self.membership}).membership:
             those = f" ({', '.join(evaluated)})" if evaluated else ""
-            found.notes.append(f"every mean over clients is over {over}{those}")
-            self.progress(Caution(f"{found.notes[-1]}; `confed server --deliver` hands the final model to late ones"))
+            examination.notes.append(f"every mean over clients is over {over}{those}")
+            self.progress(
+                Caution(f"{examination.notes[-1]}; `confed server --deliver` hands the final model to late ones")
+            )
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
@@ -268,7 +314,7 @@ class SiteRunner(Runner):
 
     def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
         super()._checkpoint_if_due(checkpoint)
-        self.remote.kept = self.checkpoints.rounds() or (0,)
+        self.remote.checkpoints = self.checkpoints.rounds() or (0,)
 
     def _finish(
         self, examined: Examination, workspace: Workspace, peak: int, features: FeatureCounts | None
@@ -362,13 +408,7 @@ def run_server(
     absent = list(run_data.unseen) if run_data.dataset.elsewhere is not None else []
     if run_data.dataset.elsewhere is not None:
         setup, run_data = replace(setup, observers={}), replace(run_data, unseen={})
-    clients = [setup.population.info(number).id for number in range(len(setup.population))]
-    if setup.algorithm.traits.centralised:
-        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
-    for name in names:
-        if name not in clients:
-            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
-    expected = [name for name in clients if not names or name in names]
+    expected = _expected_sites(setup, names)
     if deliver and not RunFolder(root).summary.is_file():
         raise ValueError(f"{root} must hold a finished run for --deliver: start the server without --deliver")
     folder = _folder(root, recipe)
@@ -392,6 +432,17 @@ def run_server(
         if late is None:
             return summary
     return json.loads(folder.summary.read_text(encoding="utf-8"))
+
+
+def _expected_sites(setup: Setup, names: Sequence[str]) -> list[str]:
+    """The sites that a server waits for, in the order of the clients."""
+    clients = [setup.population.info(number).id for number in range(len(setup.population))]
+    if setup.algorithm.traits.centralised:
+        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
+    for name in names:
+        if name not in clients:
+            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
+    return [name for name in clients if not names or name in names]
 
 
 class LateSites:
@@ -436,7 +487,7 @@ def _led(
     progress: Progress,
 ) -> dict[str, Any]:
     root = folder.root
-    earlier = _members(root)
+    earlier, earlier_left_out = _stored_members(root)
     if coming:
         remote.sites.gather(coming, wait)
     if newcomers is None:
@@ -445,15 +496,19 @@ def _led(
         connected = {name: remote.sites.clients[name] for name in newcomers}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**connected, **earlier}[name] for name in expected if name in connected or name in earlier]
-    said = {**_left_out(root), **remote.sites.left_out}
-    left_out = {name: said[name] for name in expected if said.get(name)}
+    all_left_out = {**earlier_left_out, **remote.sites.left_out}
+    left_out = {name: all_left_out[name] for name in expected if all_left_out.get(name)}
     _write_members(root, members, left_out)
     counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
-    for name, said in heavy.items():
-        remote.sites.note(name, remote.sites.status[name].state, f"it {said}")
-        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {said}"))
+    for name, sentence in heavy.items():
+        remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
+        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {sentence}"))
     remote.sites.members = frozenset(info.id for info in members)
-    here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
+    here = replace(setup, population=Registered(counted))
+    if (privacy := setup.algorithm.update_privacy) is not None:
+        # The server's noise is independent of the seed, which all sites know.
+        hidden = replace(privacy, repeatable=False)
+        here = replace(here, algorithm=replace(setup.algorithm, update_privacy=hidden))
     runner = SiteRunner(recipe, here, run_data, folder, progress, remote)
     runner.whole = whole or not _has_server_parts(setup, members)
     if newcomers is not None and not runner.whole:
@@ -462,25 +517,17 @@ def _led(
     runner.expected = expected if names else [info.id for info in members]
     runner.examples = {info.id: {"train": info.num_examples} for info in members}
     runner.left_out = left_out
-    runner.bounded.update({name: f"it {said}" for name, said in heavy.items()})
+    runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
     summary = runner.run()
     remote.remember()
     remote.sites.farewell(10.0)
     return summary
 
 
+# Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.
 def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
-    """The bound on weights, or 0 where a site and the server must go by the same number of examples.
-
-    Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.
-    """
+    """The bound on weights, or 0 where a site and the server must go by the same number of examples."""
     return 0.0 if algorithm.secure_sum is not None or algorithm.traits.in_sessions else bounds.weight
-
-
-def _secretly(algorithm: Algorithm) -> Algorithm:
-    """The method with the server's noise independent of the seed, which all sites know."""
-    privacy = algorithm.update_privacy
-    return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
 
 
 class EvaluationValidator:
@@ -513,19 +560,12 @@ def _folder(root: Path, recipe: Recipe) -> RunFolder:
     return folder
 
 
-def _members(root: Path) -> dict[str, ClientInfo]:
-    path = root / MEMBERS
-    if not path.is_file():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    return {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
-
-
-def _left_out(root: Path) -> dict[str, dict[str, int]]:
-    """Member -> role -> examples that its site said it leaves out; members with some only."""
+def _stored_members(root: Path) -> tuple[dict[str, ClientInfo], dict[str, dict[str, int]]]:
+    """Members of a run that has begun, and role -> examples that sites left out; sites with some only."""
     path = root / MEMBERS
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {m["id"]: m["left_out"] for m in stored if m.get("left_out")}
+    members = {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
+    return members, {m["id"]: m["left_out"] for m in stored if m.get("left_out")}
 
 
 def _write_members(root: Path, members: Sequence[ClientInfo], left_out: Mapping[str, Mapping[str, int]]) -> None:

@@ -1,10 +1,8 @@
 """Site of a federation across machines: from a recipe and a client's name to a site that answers requests.
 
-Run folder of a site after a federation: the final global model and the site's own, ready to use.
-
-``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``, ``models/personal/<site>`` and a
-``summary.json`` without results, so that :mod:`confed.inference.ask` and :mod:`confed.inference.export` take it as
-any other run's.
+After a federation ``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``,
+``models/personal/<site>`` and a ``summary.json`` without results, so that :mod:`confed.inference.ask` and
+:mod:`confed.inference.export` take it as any other run's.
 """
 
 import json
@@ -51,9 +49,11 @@ def write_site_run(
     if setup.algorithm.global_model != "none":
         folder.write_tensors(folder.models / "global" / "trained.safetensors", {**shared, **given})
     if setup.keep_personal:
-        kept, own = state.tensors.get("private", {}), state.tensors.get("personal")
+        private_tensors, personal_tensors = state.tensors.get("private", {}), state.tensors.get("personal")
         # As in the simulator: who never took part has what the server would send.
-        personal = {**shared, **kept, **given} if own is None else {**kept, **own}
+        personal = {**shared, **private_tensors, **given}
+        if personal_tensors is not None:
+            personal = {**private_tensors, **personal_tensors}
         folder.write_tensors(folder.models / "personal" / file_name(client.id) / "trained.safetensors", personal)
     folder.write_json(
         folder.summary,

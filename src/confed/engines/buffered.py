@@ -187,11 +187,7 @@ class Arrivals:
 
 
 class BufferedRound:
-    """One asynchronous round: an exchange in which clients began with earlier models.
-
-    Models that clients in training began with are kept among the server's slots, so that checkpoints hold them; the
-    method does not see them.
-    """
+    """One asynchronous round: an exchange in which clients began with earlier models."""
 
     def __init__(
         self,
@@ -210,11 +206,7 @@ class BufferedRound:
         self._needed = arrivals.needed(round + 1) if round + 1 < rounds else frozenset[int]()
 
     def exchange(self, plain: Exchange) -> Exchange:
-        """An engine's exchange, with what clients were asked for when they began.
-
-        A reply to an earlier model becomes what the same update, scaled by s(τ), makes of the current one; a reply to
-        the current model is left as it is.
-        """
+        """An engine's exchange, with what clients were asked for when they began."""
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
             sent = [self._as_begun(call) for call in calls]

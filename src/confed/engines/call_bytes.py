@@ -2,8 +2,9 @@
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from confed.engines.perform import Setup, Workspace, answer
+from confed.engines.usage import Timeline
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import ClientState, Store
@@ -166,10 +168,7 @@ def read_answer(call: Call, parts: Sequence[bytes], store: Store) -> Answer:
 
 
 class Encoded(Generic[T]):
-    """Bytes of the messages of calls that were asked for together; equal ones that follow each other are encoded once.
-
-    Most servers send all clients the same tensors. Those live as long as the calls, so that their ids tell them apart.
-    """
+    """Bytes of the messages of calls that were asked for together; equal ones in a row are encoded once."""
 
     def __init__(self, keep: Callable[[bytes], T]) -> None:
         self._keep, self._last = keep, dict[object, T]()
@@ -196,6 +195,74 @@ def split(data: bytes) -> list[bytes]:
         parts.append(data[at + 8 : at + 8 + length])
         at += 8 + length
     return parts
+
+
+@dataclass
+class Work(Generic[T]):
+    """Calls that a flow asked for together, while processes compute them."""
+
+    queue: CallQueue
+    store: Store
+    round: int
+    messages: Encoded[T]
+    early: dict[int, Any] = field(default_factory=dict[int, Any])  # position -> a reply that waits for its turn
+    tries: dict[int, int] = field(default_factory=dict[int, int])  # position -> processes that were lost over it
+
+
+class ProcessExecutor(ABC, Generic[T]):
+    """Answers calls in processes; see :class:`confed.engines.executor.Executor`."""
+
+    def __init__(self) -> None:
+        self.timeline, self._homes, self._closed = Timeline(0), Homes(), False
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Replies in the order of the calls; the first are being computed when this returns."""
+        replies = self._replies(calls, store, round)
+        next(replies)
+        return replies  # pyright: ignore[reportReturnType]  # after the first None there are replies only
+
+    def _replies(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply | None]:
+        self._homes.begin(round)
+        work = Work(CallQueue(calls, self._homes), store, round, Encoded(self._sendable))
+        try:
+            self._feed(work)
+            yield None
+            for position, call in enumerate(calls):
+                reply = None
+                while reply is None:
+                    while position not in work.early:
+                        self._feed(work)
+                        self._collect(work)
+                    self._feed(work)
+                    work.queue.done.remove(position)
+                    early = work.early.pop(position)
+                    is_error = isinstance(early, str)
+                    reply = Reply(call.client, Message(), early) if is_error else self._read(work, position, early)
+                yield reply
+        finally:
+            # A flow that stops listening leaves replies behind; the next calls must not take them for theirs.
+            while work.queue.running and not self._closed:
+                self._collect(work)
+            self._drop(work)
+
+    @abstractmethod
+    def _sendable(self, message: bytes) -> T:
+        """What goes to a process of an encoded message."""
+
+    @abstractmethod
+    def _feed(self, work: Work[T]) -> None:
+        """Gives calls to the processes that are free."""
+
+    @abstractmethod
+    def _collect(self, work: Work[T]) -> None:
+        """Waits for a reply, which is ``early`` then, or an error text in its place."""
+
+    @abstractmethod
+    def _read(self, work: Work[T], position: int, early: Any) -> Reply | None:
+        """A reply, with the client's state saved; None if it was lost, and the call waits again."""
+
+    def _drop(self, work: Work[T]) -> None:
+        """Removes replies that nobody takes."""
 
 
 class _OneState:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
 from confed.engines.ray.speed import fingerprint
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
@@ -43,19 +43,21 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
     if setup.compile:
         return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
 
-    def files(kept: FrozenFeatures) -> FeatureFiles | None:
+    def files(features: FrozenFeatures) -> FeatureFiles | None:
         if settings.folder is None:
             return None
         staged = staged_part(workspace.model)
         assert staged is not None
-        address = _address(staged[1], kept.cut)
+        address = _address(staged[1], features.cut)
         if not address:
-            kept.note("a part of the model has no source file, so that features are kept for this run alone")
+            features.note("a part of the model has no source file, so that features are kept for this run alone")
             return None
-        return FeatureFiles(settings.folder / address, settings.disk, kept.note)
+        return FeatureFiles(settings.folder / address, settings.disk, features.note)
 
-    kept = attach(workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance)
-    return kept if isinstance(kept, FrozenFeatures) else FeatureCounts(reason=kept)
+    features = attach(
+        workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance
+    )
+    return features if isinstance(features, FrozenFeatures) else FeatureCounts(reason=features)
 
 
 def attach(
@@ -78,10 +80,10 @@ def attach(
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
-    kept = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
-    kept.store.files = files(kept)
-    stages.frozen_features = kept
-    return kept
+    features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
+    features.store.files = files(features)
+    stages.frozen_features = features
+    return features
 
 
 def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
@@ -97,6 +99,19 @@ def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
         total.difference = max(total.difference, each.difference)
         total.notes += [note for note in each.notes if note not in total.notes]
     return total
+
+
+def check_compiler(device: str) -> None:
+    """Compilation of a small function, called once."""
+    doubled = torch.compile(lambda x: 2 * x)
+    try:
+        doubled(torch.ones(2, device=device))
+    except Exception as error:  # whatever a compiler meets
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"run.compile = true needs a compiler that works on {device!r}; set it to false: {type(error).__name__}: "
+            f"{text}"
+        ) from error
 
 
 @runtime_checkable
@@ -200,6 +215,22 @@ def answer_together(
     ]
 
 
+def _alike(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], states: Sequence[ClientState], round: int
+) -> list[Client] | str:
+    """Clients that a stacked pass can answer for, or why there is none."""
+    task = setup.task_of(calls[0].client.id)
+    if any(setup.task_of(call.client.id) is not task for call in calls):
+        return "clients have tasks of their own"
+    workspace.set_task(task)
+    clients: list[Client] = []
+    for call, state in zip(calls, states, strict=True):
+        clients.append(client_of(setup, workspace, call, state, round, Session() if call.action == "fit" else None))
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    return clients
+
+
 def _evaluate(
     setup: Setup,
     workspace: Workspace,
@@ -211,17 +242,14 @@ def _evaluate(
     """The global model is evaluated client by client: it is one model, and its batches are large already."""
     if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
         return reason
-    asked = [call.message.scalars.get("personal", True) for call in calls]
-    with_personal = [i for i, state in enumerate(states) if asked[i] and "personal" in state.tensors]
+    wants_personal = [call.message.scalars.get("personal", True) for call in calls]
+    with_personal = [i for i, state in enumerate(states) if wants_personal[i] and "personal" in state.tensors]
     if len(with_personal) < 2:
         return FEW
-    task = setup.task_of(calls[with_personal[0]].client.id)
-    if any(setup.task_of(calls[i].client.id) is not task for i in with_personal):
-        return "clients have tasks of their own"
-    workspace.set_task(task)
-    clients = [client_of(setup, workspace, calls[i], states[i], round) for i in with_personal]
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
+    clients = _alike(setup, workspace, [calls[i] for i in with_personal], [states[i] for i in with_personal], round)
+    if isinstance(clients, str):
+        return clients
+    task = clients[0].task
     batches, limit = zip(
         *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
     )
@@ -250,24 +278,18 @@ def _fit(
 ) -> list[Message] | str:
     if reason := unstacked_setting(setup.local):
         return reason
-    first = setup.task_of(calls[0].client.id)
-    if any(setup.task_of(call.client.id) is not first for call in calls):
-        return "clients have tasks of their own"
-    workspace.set_task(first)
-    clients = [
-        client_of(setup, workspace, call, state, round, Session()) for call, state in zip(calls, states, strict=True)
-    ]
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
+    clients = _alike(setup, workspace, calls, states, round)
+    if isinstance(clients, str):
+        return clients
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
     if reason := _unstacked_model(clients[0]):
         return reason
     replies: list[Message] = []
-    plain = type(setup.algorithm).objective is Algorithm.objective
+    task = clients[0].task if type(setup.algorithm).objective is Algorithm.objective else None
     with refuse_random_numbers():
-        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, first if plain else None)
+        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, task)
     for client, (client_values, loss) in zip(clients, trained_values, strict=True):
         client.tensors = {**workspace.tensors, **client_values}
         client.remember()
@@ -346,15 +368,11 @@ class InProcess:
             yield from self._answers(calls[start : start + size], store, round)
 
     def _at_once(self, calls: Sequence[Call]) -> int:
-        """How many of the calls are answered at once.
-
-        What decides is the same in every attempt at a round, so that a resumed run has the same numbers. Methods that
-        train one by one are evaluated at once nevertheless.
-        """
+        """How many of the calls are answered at once."""
         if all(call.action == "fit" and not call.session for call in calls):
             return self._together
-        asked = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
-        return self._evaluated_together if asked else 1
+        at_once = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
+        return self._evaluated_together if at_once else 1
 
     def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         if len(calls) > 1:
@@ -390,8 +408,8 @@ class InProcess:
     @property
     def features(self) -> FeatureCounts:
         """What keeping features of frozen layers has saved."""
-        kept = self._features
-        return kept.counts if isinstance(kept, FrozenFeatures) else kept or FeatureCounts()
+        features = self._features
+        return features.counts if isinstance(features, FrozenFeatures) else features or FeatureCounts()
 
     @property
     def device_data(self) -> DeviceCounts:

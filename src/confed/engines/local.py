@@ -5,31 +5,94 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from confed.engines.buffered import Arrivals, Buffered, BufferedRound, UpdateSource, check_buffered
 from confed.engines.executor import Closable, Executor, InProcess
-from confed.engines.membership import MOST, Membership
 from confed.engines.participation import Members, Participation, Population
 from confed.engines.perform import Setup, Workspace, perform
-from confed.engines.timeline import SPANS, Span, Timeline
-from confed.engines.usage import Ledger, Traffic
+from confed.engines.usage import SPANS, Ledger, Span, Timeline, Traffic
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.equivalence import unbatchable_evaluation
 from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
-from confed.federation.ownership import unowned
+from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
+from confed.federation.randomness import sample_cohort
+from confed.federation.specs import task_spec
 from confed.federation.state import ServerState, Store
 from confed.privacy.protections import first_non_finite, protect
 
-# Federation on this machine: exchanges ------------------------------------------------------------------------
-
 Tallies = Mapping[str, tuple[float, float]]
+MOST = 10_000  # number of clients among which every kind of client is assumed to occur
+
+
+class Membership:
+    """Clients of a run, round by round."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        cohort: int | Callable[[int], int] | None = None,
+        participation: Participation | None = None,
+        by_size: bool = False,
+    ) -> None:
+        if len(setup.population) == 0:
+            raise ValueError("a federation needs at least one client, got 0")
+        self.setup = setup
+        size = len(setup.population) if cohort is None else cohort
+        self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
+        self.participation = Participation() if participation is None else participation
+        self.sizes: Tensor | None = None
+        self._sum: tuple[Sequence[int], int] | None = None
+        if by_size:  # asked for once: a population may have to look at every client's data for it
+            infos = map(setup.population.info, range(len(setup.population)))
+            self.sizes = torch.tensor([info.num_examples for info in infos], dtype=torch.int64)
+
+    def clients(self, most: int | None = None) -> list[ClientInfo]:
+        """All clients, or the first ``most`` of them."""
+        count = len(self.setup.population)
+        return [self.setup.population.info(i) for i in range(count if most is None else min(most, count))]
+
+    def observer(self, name: str) -> ClientInfo:
+        """An unseen place as a client, which may be sent the tensors of all modalities."""
+        return ClientInfo(name, 0, self._everything, task_spec(self.setup.task_of(name)).head)
+
+    @cached_property
+    def _everything(self) -> tuple[str, ...]:
+        """The modalities of all clients together; empty where they are not told apart."""
+        sets = {client.modalities for client in self.clients(MOST)}
+        anywhere = set[str]().union(*sets)
+        return () if () in sets else tuple(modality for modality in MODALITIES if modality in anywhere)
+
+    def present(self, round: int, most: int | None = None) -> list[ClientInfo]:
+        """The clients, or the first ``most`` of them, that belong to the federation in a round."""
+        numbers = self.participation.members(self.setup.population, min(max(round, 1), self.setup.rounds))
+        return [self.setup.population.info(number) for number in numbers[:most]]
+
+    def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
+        """How many clients belong to the federation in a round, and its cohort."""
+        members = self.participation.members(self.setup.population, round + 1)
+        member_count = len(members)
+        sizes = self.sizes
+        if sizes is not None and member_count < len(sizes):
+            sizes = sizes[torch.tensor(members, dtype=torch.int64)]
+        numbers = sample_cohort(member_count, self.cohort(member_count), self.setup.seed, round, sizes)
+        return member_count, [self.setup.population.info(members[number]) for number in numbers]
+
+    def examples(self, round: int) -> int:
+        """Training examples of all clients that belong to the federation in a round; 0 if the method does not ask."""
+        if not self.setup.algorithm.traits.counts_examples:
+            return 0
+        members = self.participation.members(self.setup.population, round + 1)
+        if self._sum is None or self._sum[0] != members:  # a population may have to look at every client's data for it
+            self._sum = (members, sum(self.setup.population.info(number).num_examples for number in members))
+        return self._sum[1]
 
 
 class Simulation(Membership, AbstractContextManager["Simulation"]):
@@ -63,7 +126,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.unanswered = dict[str, str]()
         # What personal models scored, until their clients are asked for anything else.
         self._personal = dict[str, dict[tuple[str, int], tuple[Tallies, Mapping[str, Tensor]]]]()
-        self.attempt: Callable[[Callable[[], Any]], Any] = lambda part: part()
+        self.attempt: Callable[[Callable[[], Any]], Any] = lambda act: act()
         self.check: Callable[[str, ServerState], None] = check_finite
         self.answered: Callable[[int, int, int], None] = lambda round, replies, calls: None
         self.executor = InProcess(setup) if executor is None else executor
@@ -115,9 +178,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             answers = self.executor(calls, self.store, round)
             return book(calls, answers, time.perf_counter())
 
-        def book(calls: Sequence[Call], answers: Iterator[Reply], asked: float) -> Iterator[Reply]:
+        def book(calls: Sequence[Call], answers: Iterator[Reply], began: float) -> Iterator[Reply]:
             if calls and calls[0].session:  # what the server does before it reads the first reply
-                timeline.add(server, calls[0].action, asked, time.perf_counter())
+                timeline.add(server, calls[0].action, began, time.perf_counter())
             failed = 0
             for number, (call, reply) in enumerate(zip(calls, answers, strict=True), 1):
                 ledger.count(call, reply)
@@ -196,11 +259,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
 
     @property
     def _at_once(self) -> bool:
-        """Whether own models are evaluated at once: where all clients take part in every round.
-
-        Stacked models round by their number, and a process that goes on with a run does not know what own models of
-        clients that were in no cohort since scored: it evaluates them again.
-        """
+        """Whether own models are evaluated at once: where all clients take part in every round."""
         population = len(self.setup.population)
         return self.setup.batch_clients > 1 and self.arrivals is None and self.cohort(population) >= population
 
@@ -353,7 +412,7 @@ def _drive(
     """The server's state after a part of a round, and the records; of the finish, which has no ``server``, too."""
     setup = simulation.setup
 
-    def part() -> _Part:
+    def drive_once() -> _Part:
         records = before.copy()
         plain = simulation.exchange(round, records.ledger, records.errors, records.losses, server or "main", timeline)
         if not server:
@@ -368,4 +427,4 @@ def _drive(
         )
         return replace(drive(flow(), exchange), local=None), records
 
-    return simulation.attempt(part)
+    return simulation.attempt(drive_once)

@@ -86,11 +86,7 @@ class Workspace:
         return twin
 
     def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
-        """Where each tensor lives for this client (worked out once per set of rules, head and modalities).
-
-        Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
-        whatever the rules say.
-        """
+        """Where each tensor lives for this client (worked out once per set of rules, head and modalities)."""
         rules = algorithm.rules(client)
         key = (client.head, client.modalities, *rules.items())
         if key not in self._scopes:
@@ -262,8 +258,8 @@ def accepted(call: Call, message: Message, before: ClientState, after: ClientSta
     if reply.error is not None:
         return reply
     # The personal version of the shared tensors is what the update carried, which was checked above.
-    kept = (t for group, t in after.tensors.items() if group != "personal" and t is not before.tensors.get(group))
-    lost = next((name for name in map(first_non_finite, kept) if name is not None), None)
+    new_groups = (t for group, t in after.tensors.items() if group != "personal" and t is not before.tensors.get(group))
+    lost = next((name for name in map(first_non_finite, new_groups) if name is not None), None)
     loss = message.scalars.get("loss", 0.0)
     if lost is not None or not math.isfinite(float(loss)):
         what = f"private tensor {lost!r} holds" if lost is not None else f"training loss is {loss}, it has met"

@@ -27,10 +27,7 @@ class SetupSource:
         return cls(**json.loads(text))
 
     def setup(self) -> Setup:
-        """A setup of this process's own.
-
-        What the function raises, for a recipe or for data that are faulty here, is passed on.
-        """
+        """A setup of this process's own."""
         module, _, name = self.function.partition(":")
         made = getattr(importlib.import_module(module), name)(**self.arguments)
         if not isinstance(made, Setup):

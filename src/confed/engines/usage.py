@@ -1,4 +1,4 @@
-"""Processor time and peak memory of a run, its worker processes included.
+"""Communication, timeline, processor time and peak memory of a run, its worker processes included.
 
 Unix counts both for a process and for its children that have ended (``resource``). Windows does neither for children:
 there :func:`note_children` has to be called before they end, and ``psutil`` reads the figures.
@@ -8,7 +8,9 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +50,40 @@ class Ledger:
             self.up[name] = self.up.get(name, 0) + up
         before = self.actions.get(call.action, Traffic())
         self.actions[call.action] = Traffic(before.calls + 1, before.up + up, before.down + down)
+
+
+# Timeline of a round: which party computed when, for the first calls ------------------------------------------
+
+SPANS = 240  # how many spans a run writes down
+
+
+@dataclass(frozen=True)
+class Span:
+    party: str  # a server's name or a client's id
+    what: str  # the action that was computed, or whose reply was
+    start: float  # seconds since the round began
+    end: float  # seconds since the round began
+
+
+@dataclass
+class Timeline:
+    """Spans until there are enough of them; all processes of a machine read the same clock."""
+
+    most: int  # spans that are kept
+    began: float = field(default_factory=time.perf_counter)  # reading of the clock at the beginning of the round
+    spans: list[Span] = field(default_factory=list[Span])  # those kept so far
+
+    @contextmanager
+    def span(self, party: str, what: str) -> Generator[None]:
+        """Writes down how long the block takes."""
+        start = time.perf_counter()
+        yield
+        self.add(party, what, start, time.perf_counter())
+
+    def add(self, party: str, what: str, start: float, end: float) -> None:
+        """Writes down a span in readings of the clock."""
+        if len(self.spans) < self.most:
+            self.spans.append(Span(party, what, start - self.began, end - self.began))
 
 
 # Processor time and peak memory of a run, its worker processes included ---------------------------------------

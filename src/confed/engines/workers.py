@@ -1,8 +1,7 @@
 """Worker processes that compute clients in parallel; the numbers are those of one process.
 
-Randomness is derived, every client's state travels with its call, and replies are handed on in the order of the
-calls, so nothing depends on who computed what when. A reply that comes early waits on disk. Messages and states
-cross the pipes as safetensors bytes. Each process builds its own workspace, on its own GPU where there are several.
+A reply that comes early waits on disk. Messages and states cross the pipes as safetensors bytes. Each process builds
+its own workspace, on its own GPU where there are several.
 
 Forked workers share the data in memory with their parent and start in milliseconds. Spawned ones are for systems that
 cannot fork (Windows) or whose libraries do not bear it (macOS), and for a parent that has used CUDA: they import
@@ -18,7 +17,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,16 +25,14 @@ from typing import Literal
 
 import torch
 
-from confed.engines.call_bytes import CallQueue, Encoded, Homes, answer_bytes, call_head, join, read_answer, split
+from confed.engines.call_bytes import ProcessExecutor, Work, answer_bytes, call_head, join, read_answer, split
 from confed.engines.executor import WRITTEN_AFTER, added, added_up, counts_of, keep_data, keep_features
 from confed.engines.perform import Setup, Workspace
 from confed.engines.setup_source import SetupSource
-from confed.engines.timeline import Timeline
 from confed.engines.usage import keep_freed_memory, note_children
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
-from confed.federation.messages import Call, Message, Reply
-from confed.federation.state import Store
+from confed.federation.messages import Reply
 from confed.federation.wire import encode_state
 
 # Loop of a worker process: take a call with its client's state, answer it -------------------------------------
@@ -88,8 +84,8 @@ def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, cou
         if isinstance(features, FrozenFeatures):
             features.save(WRITTEN_AFTER)
         counts = features.counts if isinstance(features, FrozenFeatures) else features
-        kept = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
-        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **kept}).encode())
+        figures = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
+        pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **figures}).encode())
         for call_range in others:
             pipe.send_bytes(call_range)
 
@@ -120,7 +116,7 @@ def start_method(wanted: StartMethod = "auto") -> Literal["fork", "spawn"]:
     return wanted
 
 
-class Workers:
+class Workers(ProcessExecutor[bytes]):
     """Answers calls in ``count`` processes; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
@@ -131,10 +127,8 @@ class Workers:
         self.start = start_method(start)  # how they were started
         if self.start == "spawn" and source is None:
             raise ValueError("worker processes that are spawned need a source from which they can make the setup")
+        super().__init__()
         self._setup, self._threads, self._source = setup, threads, source
-        self.timeline = Timeline(0)
-        self._homes = Homes()
-        self._closed = False
         self._count, self._counts = count, dict[int, FeatureCounts]()
         self._device_data = dict[int, DeviceCounts]()
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
@@ -172,59 +166,35 @@ class Workers:
                 process.kill()
         self._spool.cleanup()
 
-    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """Replies in the order of the calls; the first are being computed when this returns."""
-        replies = self._replies(calls, store, round)
-        next(replies)
-        return replies  # pyright: ignore[reportReturnType]  # after the first None there are replies only
+    def _sendable(self, message: bytes) -> bytes:
+        return message
 
-    def _replies(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply | None]:
-        self._homes.begin(round)
-        queue, early = CallQueue(calls, self._homes), dict[int, Path | str]()
-        messages = Encoded(bytes)
-        try:
-            self._feed(queue, messages, store, round)
-            yield None
-            for position in range(len(calls)):
-                while position not in early:
-                    self._feed(queue, messages, store, round)
-                    self._collect(queue, early)
-                self._feed(queue, messages, store, round)
-                queue.done.remove(position)
-                yield self._reply(calls[position], early.pop(position), store)
-        finally:
-            # A flow that stops listening leaves replies behind; the next calls must not take them for theirs.
-            while queue.running and not self._closed:
-                self._collect(queue, early)
-            for left in early.values():
-                if isinstance(left, Path):
-                    left.unlink(missing_ok=True)
-
-    def _feed(self, queue: CallQueue, messages: Encoded[bytes], store: Store, round: int) -> None:
+    def _feed(self, work: Work[bytes]) -> None:
         numbers = range(len(self._workers))
-        for number in [n for n in numbers if n not in queue.running]:
-            if not queue:
+        for number in [n for n in numbers if n not in work.queue.running]:
+            if not work.queue:
                 return
             try:
-                self._send(queue, number, messages, store, round)
+                self._send(work, number)
             except BaseException:
                 # Ctrl-C, or a damaged state: with no call, or half of one, the worker would wait, and we for its reply.
                 self._workers[number][0].kill()
                 raise
 
-    def _send(self, queue: CallQueue, number: int, messages: Encoded[bytes], store: Store, round: int) -> None:
+    def _send(self, work: Work[bytes], number: int) -> None:
         """Sends a free worker its next call, if there is one for it now."""
-        position = queue.take(number, range(len(self._workers)))
+        position = work.queue.take(number, range(len(self._workers)))
         if position is None:
             return
-        call, pipe = queue.calls[position], self._workers[number][1]
-        state = encode_state(store.load(call.client.id))
+        call, pipe = work.queue.calls[position], self._workers[number][1]
+        state = encode_state(work.store.load(call.client.id))
         # Where the worker has died, collecting its reply finds that out and says so.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for field in (call_head(call, round), messages.of(call.message), state):
+            for field in (call_head(call, work.round), work.messages.of(call.message), state):
                 pipe.send_bytes(field)
 
-    def _collect(self, queue: CallQueue, early: dict[int, Path | str]) -> None:
+    def _collect(self, work: Work[bytes]) -> None:
+        queue = work.queue
         ready = wait([self._workers[number][1] for number in queue.running])
         for number in [n for n in queue.running if self._workers[n][1] in ready]:
             position = queue.finish(number)
@@ -232,28 +202,31 @@ class Workers:
                 parts = [self._workers[number][1].recv_bytes() for _ in range(3)]
                 path = Path(self._spool.name) / f"{position}"
                 path.write_bytes(join(parts))
-                early[position] = path
+                work.early[position] = path
             except (EOFError, ConnectionResetError):
                 process, pipe = self._workers[number]
                 process.join()
                 pipe.close()
                 self._homes.leave(number)
                 self._workers[number] = self._spares.pop(number, None) or self._start(number)
-                early[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
+                work.early[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
 
-    def _reply(self, call: Call, result: Path | str, store: Store) -> Reply:
-        if isinstance(result, str):
-            return Reply(call.client, Message(), result)
-        parts = split(result.read_bytes())
-        result.unlink()
+    def _read(self, work: Work[bytes], position: int, early: Path) -> Reply:
+        call, parts = work.queue.calls[position], split(early.read_bytes())
+        early.unlink()
         head = json.loads(parts[0])
         if not parts[1] and "broken" in head:
             raise RuntimeError(f"a worker process could not prepare the run: {head['broken']}")
         self._counts[head["process"]] = FeatureCounts(**head["features"])
         self._device_data[head["process"]] = DeviceCounts(**head["device_data"])
-        read = read_answer(call, parts, store)
+        read = read_answer(call, parts, work.store)
         self.timeline.add(call.client.id, call.action, *read.span)
         return read.reply
+
+    def _drop(self, work: Work[bytes]) -> None:
+        for early in work.early.values():
+            if isinstance(early, Path):
+                early.unlink(missing_ok=True)
 
     def _start(self, number: int) -> tuple[BaseProcess, Connection]:
         here, worker_end = multiprocessing.Pipe()

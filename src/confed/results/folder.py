@@ -26,7 +26,7 @@ MEMBERS = "members.json"
 """Who takes part in a federation across machines, in its run folder."""
 
 FINAL = "final.json"
-"""What the final models do at a federation's sites, by model; :mod:`confed.deployment.final_results`."""
+"""What the final models do at a federation's sites, by model; :mod:`confed.deployment.server`."""
 
 SWEEPS = ("sweep.json", "models.json")
 """Index of a sweep; the second is what version 0.1 called that of several models."""

@@ -24,7 +24,7 @@ from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import sort_modalities
 from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
-from confed.engines.compiled import check_compiler
+from confed.engines.executor import check_compiler
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.participation import listed
 from confed.engines.perform import Workspace

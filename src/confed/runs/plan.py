@@ -15,8 +15,7 @@ from functools import cache
 
 import torch
 
-from confed.engines.local import Participation, Setup, Workspace
-from confed.engines.membership import MOST, Membership
+from confed.engines.local import MOST, Membership, Participation, Setup, Workspace
 from confed.engines.usage import keep_freed_memory, peak_memory, reset_peak
 from confed.recipes.recipe import Recipe
 from confed.runs.build import check_device, prepare

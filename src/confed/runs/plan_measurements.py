@@ -14,7 +14,7 @@ from pathlib import Path
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.participation import Population
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Reply

@@ -214,7 +214,7 @@ def compute_on_ray(
 ) -> Cells:
     """Execution of the cells that are missing, each in an actor on a Ray cluster; lost ones go on elsewhere."""
     try:
-        from confed.engines.ray.job_actor import JobSource
+        from confed.engines.ray.actor import JobSource
         from confed.engines.ray.jobs import carry_out
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from confed.results.summary import WORST, Summary
 from confed.results.views import View
 from confed.system.events import Event, JobEnded, JobProgress, JobStarted, Progress, from_json, of_job, to_json
-from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP
+from confed.system.folder_lock import CREATION_FLAGS, PROCESS_GROUP
 
 # Result of a finished run in one line, for progress displays --------------------------------------------------
 

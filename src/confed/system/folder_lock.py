@@ -21,7 +21,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from confed.system.processes import CREATION_FLAGS, PROCESS_GROUP, exists
+CREATION_FLAGS = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
+"""Argument ``creationflags`` of ``subprocess.Popen`` for a process that Ctrl-C on the terminal does not reach."""
+
+PROCESS_GROUP = None if sys.platform == "win32" else 0
+"""Argument ``process_group`` for the same, on other systems than Windows."""
 
 # Heartbeat of a lock's file -----------------------------------------------------------------------------------
 
@@ -136,10 +140,7 @@ if hasattr(os, "register_at_fork"):  # as where processes can fork
 
 
 def check_held(folder: Path) -> None:
-    """Check that no other process took the folder over, as happens after this one was suspended for minutes.
-
-    A folder that this process has not locked passes.
-    """
+    """Check that no other process took the folder over, as happens after this one was suspended for minutes."""
     token = _tokens.get(folder.resolve())
     if token is None:
         return
@@ -371,7 +372,9 @@ def _machine() -> tuple[str, str]:
 def _runs(process: object) -> bool:
     if not isinstance(process, int) or process < 1:
         return True  # unknown: the heartbeat of others must decide, and waiting spoils no work
-    return exists(process)
+    import psutil
+
+    return psutil.pid_exists(process)
 
 
 def _who(holder: dict[str, Any]) -> str:

@@ -70,11 +70,7 @@ def pandas() -> Any:
 
 @cache
 def packages() -> dict[str, str]:
-    """Name -> version of confed and of everything that it requires, directly or not, without extras, by name.
-
-    Requirements that are not installed, such as those of other systems, are left out; without an installed distribution
-    (the source tree on the path alone) it is empty.
-    """
+    """Name -> version of confed and of everything that it requires, directly or not, without extras, by name."""
     versions: dict[str, str] = {}
     todo = [DISTRIBUTION]
     while todo:

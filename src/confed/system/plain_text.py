@@ -15,7 +15,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def visible(text: str) -> str:
     r"""The text with control characters as ``\u001b``, as JSON writes them; tabs and line feeds stay."""
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def cell_text(text: str) -> str:

@@ -10,7 +10,7 @@ from confed.data.examples import TableData
 from confed.engines.buffered import Buffered
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace, answer
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Reply
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store

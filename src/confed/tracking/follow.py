@@ -11,20 +11,14 @@ from confed.tracking.records import Names, TrackedRun, tracked_runs
 
 @dataclass(frozen=True)
 class Tracked:
-    """What was sent of one run.
-
-    Attributes:
-        name: of the run, after its group and a slash.
-        values: number of values that were new to the tool.
-        where: where the tool keeps the run.
-    """
+    """What was sent of one run."""
 
     project: str
-    name: str
+    name: str  # of the run, after its group and a slash
     state: str
     round: int
-    values: int
-    where: str
+    values: int  # number of values that were new to the tool
+    where: str  # where the tool keeps the run
 
 
 def track(
@@ -51,8 +45,7 @@ def track(
                     sent = send(current, at)
                 except ImportError as error:
                     raise ValueError(f"{backend.package} is installed and cannot be imported: {error}") from error
-                name = f"{run.group}/{run.name}" if run.group else run.name
-                yield Tracked(run.project, name, run.state, max(run.rounds, default=0), sent.values, sent.where)
+                yield Tracked(run.project, run.title, run.state, max(run.rounds, default=0), sent.values, sent.where)
         if not follow or all(run.state != "running" for run in runs):
             return
         time.sleep(every)

@@ -35,17 +35,11 @@ STUDY = "study"
 
 @dataclass(frozen=True)
 class Names:
-    """Names under which runs are tracked, where they are not those of the folder and the recipe.
+    """Names under which runs are tracked, where they are not those of the folder and the recipe."""
 
-    Attributes:
-        project: instead of the recipe's name.
-        group: instead of the study folder's name.
-        name: of a run on its own, instead of its folder's.
-    """
-
-    project: str = ""
-    group: str = ""
-    name: str = ""
+    project: str = ""  # instead of the recipe's name
+    group: str = ""  # instead of the study folder's name
+    name: str = ""  # of a run on its own, instead of its folder's
 
 
 @dataclass(frozen=True)
@@ -75,6 +69,11 @@ class TrackedRun:
     files: Sequence[Path] = ()
 
     @property
+    def title(self) -> str:
+        """The name with that of the group in front, if it has one."""
+        return f"{self.group}/{self.name}" if self.group else self.name
+
+    @property
     def over(self) -> bool:
         """Whether nothing will be added."""
         return self.state == "finished"
@@ -87,12 +86,13 @@ class TrackedRun:
         last = max(self.rounds)
         return replace(self, rounds={r: values for r, values in self.rounds.items() if r != last})
 
-    def without(self, there: set[tuple[str, int]]) -> dict[int, Values]:
-        """The values that are not ``there`` yet, round by round; pairs are (metric, round)."""
-        left: dict[int, dict[str, float]] = {}
-        for r in sorted(self.rounds):
-            left[r] = {m: v for m, v in self.rounds[r].items() if (m, r) not in there}
-        return {r: values for r, values in left.items() if values}
+    def without(self, logged: set[tuple[str, int]]) -> dict[int, Values]:
+        """The values that are not ``logged`` yet, round by round; pairs are (metric, round)."""
+        new: dict[int, Values] = {}
+        for round, values in sorted(self.rounds.items()):
+            if missing := {metric: value for metric, value in values.items() if (metric, round) not in logged}:
+                new[round] = missing
+        return new
 
 
 def tracked_runs(folder: Path, names: Names | None = None, files: bool = True) -> list[TrackedRun]:
@@ -185,24 +185,20 @@ def _training(line: Mapping[str, Any]) -> Values:
 
 def _evaluated(run: RunResults, line: Mapping[str, Any]) -> Values:
     """Means over places of every metric, and the headline metric of each place."""
-    found: Values = {}
+    result: Values = {}
     split = str(line.get("split", "validation"))
     for view in EVALUATED:
         places = {str(place): numbers(values) for place, values in (line.get(view) or {}).items()}
         headline = {p: x for p, v in places.items() if (x := v.get(place_metric(run, p, v))) is not None}
-        metrics: set[str] = set()
-        for values in places.values():
-            for m in values:
-                if "/" not in m:
-                    metrics.add(m)
-        for metric in sorted(metrics):
+        metrics = set[str]().union(*places.values())
+        for metric in sorted(metric for metric in metrics if "/" not in metric):
             mean = average([values.get(metric) for values in places.values()])
-            found |= {} if mean is None else {f"{split}/{view}/{metric}": mean}
+            result |= {} if mean is None else {f"{split}/{view}/{metric}": mean}
         if headline:
-            found |= _by_place(f"{split}/{view}/{run.metric}", headline)
+            result |= _by_place(f"{split}/{view}/{run.metric}", headline)
     for view, pooled in (line.get("pooled") or {}).items():
-        found |= {f"{split}/{portable(str(view))}/{portable(m)}": value for m, value in numbers(pooled).items()}
-    return found
+        result |= {f"{split}/{portable(str(view))}/{portable(m)}": value for m, value in numbers(pooled).items()}
+    return result
 
 
 def _tested(summary: Summary) -> Values:

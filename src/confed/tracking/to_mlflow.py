@@ -28,19 +28,16 @@ def send(run: TrackedRun, place: str) -> Sent:
 
     client = mlflow.MlflowClient(place or None)
     run_info = _find(client, run)
-    logged = set()
+    id, logged = run_info.info.run_id, set()
     for key in run_info.data.metrics:
-        for metric in client.get_metric_history(run_info.info.run_id, key):
-            logged.add((key, metric.step))
+        logged |= {(key, metric.step) for metric in client.get_metric_history(id, key)}
     new = run.without(logged)
-    id = run_info.info.run_id
     parameters = [Param(k, str(v)[:LONGEST]) for k, v in run.parameters.items() if k not in run_info.data.params]
     for some in _parts(parameters, MOST_PARAMETERS):
         client.log_batch(id, params=some)
     metrics = []
     for round, values in new.items():
-        for metric, value in values.items():
-            metrics.append(Metric(metric, value, int(1000 * run.times[round]), round))
+        metrics += [Metric(metric, value, int(1000 * run.times[round]), round) for metric, value in values.items()]
     for some in _parts(metrics, MOST_METRICS):
         client.log_batch(id, metrics=some)
     content = blake2b(b"".join(file.read_bytes() for file in run.files), digest_size=8).hexdigest()
@@ -60,8 +57,7 @@ def _find(client: "MlflowClient", run: TrackedRun) -> Any:
     matches = client.search_runs([number], f"tags.`{ID}` = '{run.id}'", max_results=1)
     if matches:
         return matches[0]
-    name = f"{run.group}/{run.name}" if run.group else run.name
-    return client.create_run(number, tags={**run.tags, "group": run.group, ID: run.id}, run_name=name)
+    return client.create_run(number, tags={**run.tags, "group": run.group, ID: run.id}, run_name=run.title)
 
 
 def _parts(entries: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:

@@ -16,10 +16,7 @@ MARK = "confed.json"
 
 
 def send(run: TrackedRun, place: str) -> Sent:
-    """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files.
-
-    A name that is too long for a folder is a ValueError.
-    """
+    """Event files in ``<place>/<project>/<group>/<name>``, with scalars, parameters and copies of the files."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
@@ -28,7 +25,7 @@ def send(run: TrackedRun, place: str) -> Sent:
     for folder_name in filter(None, f"{run.project}/{run.group}/{run.name}".split("/")):
         wanted = path_of(wanted, folder_name)  # names come from files of others: none of them leaves the log folder
     folder = _folder(wanted, run.id)
-    new = run.without(_there(folder))
+    new = run.without(_logged(folder))
     begun = (folder / MARK).is_file()
     if new or not begun:
         with SummaryWriter(str(folder)) as writer:
@@ -54,7 +51,7 @@ def _folder(wanted: Path, id: str) -> Path:
     return wanted.with_name(f"{wanted.name}-{id[:6]}") if mark.is_file() and not mine else wanted
 
 
-def _there(folder: Path) -> set[tuple[str, int]]:
+def _logged(folder: Path) -> set[tuple[str, int]]:
     """Metrics and rounds that the folder's events have."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore[reportMissingImports]
 
@@ -64,6 +61,5 @@ def _there(folder: Path) -> set[tuple[str, int]]:
     events.Reload()
     result = set()
     for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            result.add((tag, event.step))
+        result |= {(tag, event.step) for event in events.Scalars(tag)}
     return result

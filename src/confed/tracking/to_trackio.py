@@ -25,7 +25,7 @@ def send(run: TrackedRun, place: str) -> Sent:
 
     with redirect_stdout(io.StringIO()):
         name = _name(run)
-        new = run.without(_there(run.project, name))
+        new = run.without(_logged(run.project, name))
         tracked = trackio.init(
             run.project, name, run.group or None, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False,
             config={**run.parameters, **run.tags, ID: run.id},
@@ -46,7 +46,7 @@ def _name(run: TrackedRun) -> str:
     import trackio  # pyright: ignore[reportMissingImports]
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
-    name = f"{run.group}/{run.name}" if run.group else run.name
+    name = run.title
     if not SQLiteStorage.get_project_db_path(run.project).exists():  # the list of projects has names of files
         return name
     owners = [(tracked.config or {}).get(ID) for tracked in trackio.Api().runs(run.project) if tracked.name == name]
@@ -54,12 +54,11 @@ def _name(run: TrackedRun) -> str:
     return f"{name}-{run.id[:6]}" if others and run.id not in owners else name
 
 
-def _there(project: str, name: str) -> set[tuple[str, int]]:
+def _logged(project: str, name: str) -> set[tuple[str, int]]:
     """Metrics and rounds that the database has."""
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
 
     result = set()
     for line in SQLiteStorage.get_logs(project, name):
-        for metric in line:
-            result.add((metric, int(line["step"])))
+        result |= {(metric, int(line["step"])) for metric in line}
     return result

@@ -19,8 +19,8 @@ def send(run: TrackedRun, place: str) -> Sent:
 
     folder = Path(place or os.environ.get("WANDB_DIR") or ".")
     folder.mkdir(parents=True, exist_ok=True)
-    kept = _kept(folder)
-    last, complete = kept.get(run.id, (-1, False))
+    written = _written(folder)
+    last, complete = written.get(run.id, (-1, False))
     offline = wandb.setup().settings.mode == "offline"
     if offline and last >= max(run.rounds, default=-1) and (complete or not run.over):
         return Sent(0, str(folder / "wandb"))
@@ -44,11 +44,11 @@ def send(run: TrackedRun, place: str) -> Sent:
         tracked.log_artifact(artifact)  # the same content makes no new version
     tracked.finish(exit_code=1 if run.state == "failed" else 0)
     if offline:
-        kept[run.id] = (max(new, default=last), run.over)
-        write_atomically(folder / "wandb" / KEPT, json.dumps(kept).encode())
+        written[run.id] = (max(new, default=last), run.over)
+        write_atomically(folder / "wandb" / KEPT, json.dumps(written).encode())
     return Sent(sum(map(len, new.values())), str(folder / "wandb") if offline else str(tracked.url))
 
 
-def _kept(folder: Path) -> dict[str, tuple[int, bool]]:
+def _written(folder: Path) -> dict[str, tuple[int, bool]]:
     content = read_json(folder / "wandb" / KEPT)
     return {str(id): (int(last), bool(over)) for id, (last, over) in (content or {}).items()}

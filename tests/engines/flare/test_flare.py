@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("nvflare")
-
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -30,8 +27,8 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
 
+from command import exit_code
 from confed.algorithms.fedavg import FedAvg
-from confed.cli import main
 from confed.deployment.flare import server as flare_server
 from confed.deployment.flare import server as flare_serving
 from confed.deployment.flare.job import (
@@ -510,9 +507,7 @@ def test_a_run_that_ended_while_nobody_watched_is_not_led_again(
     recipe = load_recipe("fedvqa_scenes").method("fedavg")
     settings = ServerSettings("run/recipe.toml", str(tmp_path), "run", {name: name for name in SITES})
     led: list[str] = []
-    monkeypatch.setattr(
-        flare_serving, "server_command", lambda kit: [sys.executable, "-c", "import time; time.sleep(9)"]
-    )
+    monkeypatch.setattr(flare_serving, "flare_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(9)"])
     monkeypatch.setattr(JobSupervisor, "until_done", lambda self: led.append("led"))
     (tmp_path / "summary.json").write_text('{"rounds": 3}')
     kit = made / "server"
@@ -560,7 +555,5 @@ def test_faulty_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["client", str(recipe), "--engine", "flare", "--insecure"], "TLS is always on"),
         (["server", str(recipe), "--engine", "pigeon"], "pigeon"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == 2
+        assert exit_code(arguments) == 2
         assert says in " ".join(capsys.readouterr().err.split())

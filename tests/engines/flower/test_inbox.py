@@ -11,9 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from fastapi import HTTPException
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message

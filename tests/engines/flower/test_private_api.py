@@ -16,8 +16,6 @@ import pytest
 
 from repository import ROOT
 
-pytest.importorskip("flwr")
-
 SOURCE = ROOT / "src" / "confed"
 PRIVATE = SOURCE / "engines" / "flower" / "private_api.py"
 PUBLIC = (

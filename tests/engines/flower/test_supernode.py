@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from flwr.app import Context, Message

@@ -18,14 +18,13 @@ from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
-from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.testing.toy import toy_setup
-from memory_transport import Letters, remote_of, rounds
+from memory_transport import PATIENT, Letters, remote_of, rounds
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
 
@@ -61,7 +60,6 @@ def truth(setup: Setup) -> list[float]:
 
 
 def test_constant_models_count_answers_exactly_unless_a_site_says_otherwise(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(), noisy=False)
     exact = truth(setup)
     assert [count for _, count in counts(opened(setup, tmp_path / "open"), setup)] == exact
@@ -73,7 +71,6 @@ def test_constant_models_count_answers_exactly_unless_a_site_says_otherwise(tmp_
 
 
 def test_a_spent_limit_refuses_exact_evaluations(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=12, noisy=False)
     site = opened(setup, tmp_path, limit=epsilon_of(4.0 / 2) * 1.0001)
     assert [count for _, count in counts(site, setup)] == truth(setup)
@@ -155,7 +152,6 @@ def epsilon_of(multiplier: float, delta: float = 1e-5) -> float:
 
 
 def test_noised_evaluations_and_updates_cost_together_what_one_mechanism_would(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), noisy=False)
     site = opened(setup, tmp_path, "noise=3")
     assert not any(error for error, _ in counts(site, setup))
@@ -219,7 +215,6 @@ def test_one_model_a_round_is_evaluated_unless_a_site_allows_more(tmp_path: Path
 
 
 def test_noised_answers_count_one_by_one_also_of_the_same_model(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(), noisy=False)
     site = opened(setup, tmp_path, "noise=8,per_round=2")
     errors: list[str | None] = []
@@ -270,7 +265,7 @@ def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: 
     setup = toy_setup(FedAvg(), rounds=1, noisy=False)
     letters = Letters(setup, tmp_path)
     letters.sites[0] = opened(setup, tmp_path / "client-0", "off")
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     (record,) = rounds(setup, remote)
     assert not record.errors
     simulation = Simulation(setup, MemoryStore(), remote, lenient=True)
@@ -324,7 +319,6 @@ def test_a_kept_policy_that_was_damaged_is_named(tmp_path: Path) -> None:
 
 
 def test_a_flare_sites_settings_keep_a_policy(tmp_path: Path) -> None:
-    pytest.importorskip("nvflare")
     from confed.deployment.flare.job import SiteSettings, read_settings, write_settings
 
     (tmp_path / "local").mkdir()
@@ -333,7 +327,6 @@ def test_a_flare_sites_settings_keep_a_policy(tmp_path: Path) -> None:
 
 
 def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr")
     from typer.testing import CliRunner
 
     import confed.deployment.flower_app

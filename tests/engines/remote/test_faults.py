@@ -12,9 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import torch
 
 from confed.algorithms.fedper import FedPer

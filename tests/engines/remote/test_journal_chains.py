@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography")
-
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
 from confed.deployment.manifest import ACCEPTED
@@ -89,7 +87,6 @@ def rewrite(path: Path) -> None:
 def test_a_shortened_book_stops_its_site_before_the_next_update(
     tmp_path: Path, journal: str, damage: Callable[[Path], None]
 ) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(NOISY, rounds=4, noisy=False)
     letters = Audited(setup, tmp_path)
     remote = letters.remote(tmp_path / "server")
@@ -119,7 +116,6 @@ def test_a_shortened_book_stops_its_site_before_the_next_update(
 
 @pytest.mark.parametrize("age", ["old copy", "nothing"])
 def test_a_whole_disk_put_back_is_noticed_by_site_and_server(tmp_path: Path, age: str) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(NOISY, rounds=4, noisy=False)
     letters = Audited(setup, tmp_path)
     remote, root = letters.remote(tmp_path / "server"), tmp_path / "client-1"
@@ -184,7 +180,6 @@ class Death(BaseException):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_site_that_dies_at_any_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(NOISY, rounds=30, noisy=False)
     letters = Audited(setup, tmp_path)
     real, writes, dies = getattr(os, call), [0], [0]

@@ -19,7 +19,6 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import NoiseSecret, Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, seal, version_of
-from confed.engines.remote.sites import Timeouts
 from confed.federation import keyed_noise
 from confed.federation.algorithm import Algorithm
 from confed.federation.keyed_noise import KeyedNoise
@@ -31,9 +30,8 @@ from confed.federation.wire import decode
 from confed.privacy.cut import CutPrivacy
 from confed.privacy.examples import ExamplePrivacy
 from confed.testing.toy import toy_setup
-from memory_transport import CLIENTS, Letters, fit, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, Letters, fit, remote_of, rounds, same
 
-PATIENT = Timeouts(deadline=60, away=60, interval=1e-4)
 BOTH = CutPrivacy(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0)
 SPLIT = SplitLearning(hidden=5, privacy=BOTH)
 ROWS = CutPrivacy(clip=1.0, noise=1.0)
@@ -126,7 +124,6 @@ def test_a_run_whose_site_is_killed_has_the_same_bits(tmp_path: Path, algorithm:
 
 
 def test_gradients_of_examples_are_not_noised_anew_by_a_repeated_fit(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     for repeatable in (True, False):
         method = DPFPL(example_privacy=ExamplePrivacy(noise=1.0, repeatable=repeatable))
         setup = toy_setup(method, rounds=1)
@@ -237,7 +234,6 @@ def test_the_simulator_and_noise_on_updates_know_no_secret(tmp_path: Path) -> No
         patched.setattr(KeyedNoise, "normal", lambda *given: pytest.fail("keyed noise"))
         once, again = (rounds(setup_of(SPLIT), InProcess(setup_of(SPLIT)))[-1].servers for _ in range(2))
         assert same(once, again)
-        pytest.importorskip("dp_accounting")
         updates = toy_setup(FedAvg(update_privacy=UpdatePrivacy(clip=0.5, noise=4.0)), rounds=1, noisy=False)
         for method in (updates, setup_of(SplitLearning(hidden=5, privacy=CutPrivacy(clip=1.0)))):
             rounds(method, remote_of(Letters(method, tmp_path), PATIENT))

@@ -18,7 +18,6 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Journal, Site, client_named
 from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Request, open_body, seal
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Timeouts
 from confed.federation.algorithm import keeps_protections
 from confed.federation.messages import Message
 from confed.federation.randomness import normal
@@ -29,10 +28,9 @@ from confed.federation.wire import decode_state
 from confed.privacy.accountant import ORDERS, sampled_epsilon
 from confed.privacy.cut import CutPrivacy
 from confed.testing.toy import toy_clients, toy_setup
-from memory_transport import CLIENTS, Letters, Tamper, fit, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, Letters, Tamper, fit, remote_of, rounds, same
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
-SURE = Timeouts(deadline=60, away=60, interval=1e-4)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -72,7 +70,7 @@ def test_noise_at_a_site_is_no_function_of_the_seed(tmp_path: Path) -> None:
     ):
         setup = toy_setup(method, rounds=1, noisy=False)
         once, again = (
-            rounds(setup, remote_of(Letters(setup, tmp_path / f"{number}-{name}"), SURE))[0].servers for name in "ab"
+            rounds(setup, remote_of(Letters(setup, tmp_path / f"{number}-{name}"), PATIENT))[0].servers for name in "ab"
         )
         assert not same(once, again)
         assert not same(once, rounds(setup, InProcess(setup))[0].servers)
@@ -97,9 +95,8 @@ def test_a_site_takes_no_value_of_extreme_scale(tmp_path: Path) -> None:
 
 
 def test_a_site_writes_down_what_its_updates_cost(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
-    records = rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
+    records = rounds(setup, remote_of(Letters(setup, tmp_path), PATIENT))
     assert not any(record.errors for record in records)
     for name in CLIENTS:
         book = lines(tmp_path / name / "privacy.jsonl")
@@ -108,19 +105,18 @@ def test_a_site_writes_down_what_its_updates_cost(tmp_path: Path) -> None:
             assert line["epsilon"] == pytest.approx(exact(4.0, times, 1e-5), rel=1e-6)
     # Another recipe on the same examples costs on top, with its own multiplier.
     other = toy_setup(FedAvg(update_privacy=replace(NOISY, noise=8.0)), rounds=1, noisy=False)
-    rounds(other, remote_of(Letters(other, tmp_path), SURE))
+    rounds(other, remote_of(Letters(other, tmp_path), PATIENT))
     last = lines(tmp_path / "client-0" / "privacy.jsonl")[-1]
     # 3 of 4 and 1 of 8 weigh as much as 13 of 8.
     assert last["epsilon"] == pytest.approx(exact(8.0, 13, 1e-5), rel=1e-6)
 
 
 def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     letters = Letters(setup, tmp_path)
     limit = exact(4.0, 2, 1e-5) * 1.0001
     letters.sites[1] = Site(setup, client_named(setup, "client-1"), tmp_path / "client-1", limit=limit)
-    records = rounds(setup, remote_of(letters, SURE))
+    records = rounds(setup, remote_of(letters, PATIENT))
     assert [set(record.errors) for record in records] == [set(), set(), {"client-1"}]
     assert "this site's limit of privacy is reached: epsilon" in records[2].errors["client-1"]
     # Nor does a new process forget.
@@ -135,9 +131,8 @@ def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(), FedAvg(update_privacy=replace(NOISY, at="server")), SplitLearning()])
 def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, method: FedAvg) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(method, rounds=2, noisy=False)
-    rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
+    rounds(setup, remote_of(Letters(setup, tmp_path), PATIENT))
     book = lines(tmp_path / "client-0" / "privacy.jsonl")
     assert {line["round"]: (line["noise"], line["epsilon"]) for line in book} == {1: (0.0, None), 2: (0.0, None)}
     assert len({(line["round"], line["action"]) for line in book}) == len(
@@ -153,7 +148,6 @@ def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, m
 
 
 def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     site = Site(setup, client_named(setup, "client-0"), tmp_path)
     first, second = site.handle(*fit(setup)), site.handle(*fit(setup))
@@ -175,7 +169,6 @@ def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_pa
 
 def test_amplification_by_sampling_is_that_of_the_theorem() -> None:
     """Wang, Balle and Kasiviswanathan 2019, theorem 27, in integer orders, with Canonne et al.'s conversion (2020)."""
-    pytest.importorskip("dp_accounting")
     noise, cohort, present, times, delta = 3.0, 2, 40, 20, 1e-5
     share = cohort / present
 
@@ -203,7 +196,7 @@ def test_amplification_by_sampling_is_that_of_the_theorem() -> None:
 )
 def test_protected_rounds_are_those_of_the_simulator(tmp_path: Path, method: FedAvg) -> None:
     setup = toy_setup(method, rounds=2)
-    records = rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
+    records = rounds(setup, remote_of(Letters(setup, tmp_path), PATIENT))
     assert not any(record.errors for record in records)
     assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
 
@@ -211,7 +204,7 @@ def test_protected_rounds_are_those_of_the_simulator(tmp_path: Path, method: Fed
 def test_a_site_killed_in_a_secure_sum_goes_on_with_its_keys(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), rounds=2)
     letters = Letters(setup, tmp_path)
-    remote = remote_of(letters, SURE)
+    remote = remote_of(letters, PATIENT)
     killed: list[str] = []
 
     def kill(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -234,7 +227,7 @@ def test_a_server_cannot_have_a_site_take_a_step_of_a_sum_twice(tmp_path: Path) 
     letters = Letters(setup, tmp_path)
     site = letters.sites[0]
     site.store.scrub = lambda *_, **__: None  # type: ignore[method-assign]  # killed before it removed the secrets
-    rounds(setup, remote_of(letters, SURE))
+    rounds(setup, remote_of(letters, PATIENT))
     sent = {kind: (head, body) for to, kind, head, body in letters.sent if to == 0}
 
     def back(kind: str, **changes: object) -> str | None:
@@ -250,7 +243,7 @@ def test_a_server_cannot_have_a_site_take_a_step_of_a_sum_twice(tmp_path: Path) 
     assert back("secure_unmask") is None  # what was asked then is answered again
     # A step further back: masks of the same keys on another update.
     other = Letters(setup, tmp_path / "other")
-    remote = remote_of(other, SURE)
+    remote = remote_of(other, PATIENT)
 
     def stop(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         if kind == "fit":
@@ -276,7 +269,7 @@ def test_a_weight_of_the_servers_choice_is_refused(tmp_path: Path) -> None:
         def weight(self, reply: object) -> float:
             return 1000.0
 
-    remote = remote_of(letters, SURE)
+    remote = remote_of(letters, PATIENT)
     setup = replace(setup, algorithm=Heavy(secure_sum=SecureSum()))
     remote._setup = setup  # type: ignore[attr-defined]  # a server whose code is another
     with pytest.raises(RuntimeError, match=r"client-\d' has the weight \d+\.0, and is asked for 1000"):
@@ -302,7 +295,7 @@ def test_a_public_key_that_is_none_leaves_its_client_out(tmp_path: Path) -> None
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), clients=toy_clients(sizes=(12, 12, 12, 12)), rounds=1)
     letters = Letters(setup, tmp_path, (*CLIENTS, "client-3"))
     letters.tamper[3] = changed("mask", 0)
-    remote = remote_of(letters, SURE)
+    remote = remote_of(letters, PATIENT)
     remote.sites.gather((*CLIENTS, "client-3"), wait=5)
     with pytest.warns(UserWarning, match="'client-3' is left out of secure aggregation: its keys are none"):
         (record,) = rounds(setup, remote)
@@ -315,7 +308,7 @@ def test_a_spoiled_sum_is_noticed_and_never_averaged(tmp_path: Path, name: str) 
     letters = Letters(setup, tmp_path)
     letters.tamper[1] = changed(name, 7)
     with pytest.raises((RuntimeError, ValueError), match=r"is spoiled|do not belong together|no shares of one secret"):
-        rounds(setup, remote_of(letters, SURE))
+        rounds(setup, remote_of(letters, PATIENT))
 
 
 def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path: Path) -> None:
@@ -326,7 +319,7 @@ def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path:
         return (head, seal(Message({}, {"index": "[]"}))) if kind == "secure_unmask" else (head, body)
 
     letters.tamper[1] = empty
-    (record,) = rounds(setup, remote_of(letters, SURE))  # two of three are enough
+    (record,) = rounds(setup, remote_of(letters, PATIENT))  # two of three are enough
     honest: Mapping[str, object] = rounds(setup, InProcess(setup))[0].servers
     assert same(record.servers, honest)  # type: ignore[arg-type]
 
@@ -335,7 +328,7 @@ def four(root: Path, rounds: int) -> tuple[Setup, Letters, Remote]:
     """Four members of a secure aggregation, which goes on without one of them."""
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), clients=toy_clients(sizes=(12, 12, 12, 12)), rounds=rounds)
     letters = Letters(setup, root, (*CLIENTS, "client-3"))
-    remote = remote_of(letters, SURE)
+    remote = remote_of(letters, PATIENT)
     remote.sites.gather((*CLIENTS, "client-3"), wait=5)
     return setup, letters, remote
 

@@ -17,16 +17,17 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
+from confed.engines.remote import server
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
-from confed.engines.remote.server import Remote
+from confed.engines.remote.server import Pauses, Remote
 from confed.engines.remote.sites import Connection, Timeouts
 from confed.federation import directory_store
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.testing.toy import toy_setup
-from memory_transport import CLIENTS, QUICK, Letters, Tamper, Without, remote_of, rounds, same
+from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 # What is refused --------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ def test_a_replayed_and_a_reordered_reply_are_refused(tmp_path: Path) -> None:
     assert set(rounds(setup, remote_of(other))[0].errors) == {"client-2"}
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_fuzzed_messages_are_refused_and_nothing_else(data: st.DataObject) -> None:
     known = {"a": (torch.float32, (2, 3)), "b": (torch.int64, ())}
@@ -277,7 +278,7 @@ def test_a_site_that_is_late_is_left_out_and_catches_up(tmp_path: Path) -> None:
 def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=3)
     letters = Letters(setup, tmp_path)
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     killed: list[int] = []
 
     def kill(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -341,15 +342,15 @@ def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: P
 def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algorithm: FedPer) -> None:
     setup = toy_setup(algorithm, rounds=3)
     letters = Letters(setup, tmp_path / "sites")
-    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, PATIENT)
     one = rounds(setup, remote, stop=1)[-1]
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     checkpoints.save(Checkpoint(1, one.servers, 0))
-    remote.kept = checkpoints.rounds()
+    remote.checkpoints = checkpoints.rounds()
     two = rounds(setup, remote, one.servers, 1, stop=2)[-1]
     with pytest.raises(RuntimeError, match="killed"):
         rounds(setup, Dying(remote, 2), two.servers, 2)
-    again = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
+    again = remote_of(letters, PATIENT)
     last, _ = checkpoints.latest()
     again.begin(last.round, checkpoints.rounds())
     rest = rounds(setup, again, last.servers, last.round)
@@ -377,3 +378,32 @@ def test_timeouts_out_of_range_are_refused() -> None:
         Timeouts(deadline=0)
     with pytest.raises(ValueError, match="away must not be negative, got -1"):
         Timeouts(away=-1)
+
+
+# Pauses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answered", "late"), [(0.02, 0.006), (0.3, 0.04), (60.0, 0.25), (0.0, 0.0)])
+def test_short_answers_are_met_soon_and_long_ones_seldom_looked_for(
+    answered: float, late: float, monkeypatch: pytest.MonkeyPatch
+):
+    clock, looks = [100.0], 1
+    monkeypatch.setattr(server.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    waiting = Pauses(0.25)
+    while clock[0] < 100 + answered:
+        waiting.sleep()
+        looks += 1
+    assert clock[0] - 100 - answered <= late
+    assert looks <= 60 + answered / 0.25
+
+
+def test_nothing_sleeps_where_the_transport_tells_what_arrives(monkeypatch: pytest.MonkeyPatch):
+    slept, waited, able = list[float](), list[float](), [True]
+    monkeypatch.setattr(server.time, "sleep", slept.append)
+    waiting = Pauses(0.25, lambda seconds: waited.append(seconds) or able[0])
+    waiting.sleep()
+    assert (waited, slept) == ([0.25], [])
+    able[0] = False  # a grid of Flower's own
+    waiting.sleep()
+    assert len(slept) == 1

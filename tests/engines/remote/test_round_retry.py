@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from repository import SUPPORT
-
-pytest.importorskip("flwr")
-
 from confed.algorithms.fedavg import FedAvg
 from confed.deployment.server import run_server
 from confed.engines.flower.transport import FlowerTransport
@@ -27,6 +23,7 @@ from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_setup
 from led_recipe import grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters, Without, rounds, same
+from repository import SUPPORT
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from nvflare.lighter.provisioner import Provisioner
 
 from confed.deployment.flare.job import SiteSettings, write_settings
 from confed.deployment.manifest import public_half
-from confed.deployment.provision import SITES, Federation, hand_out, write_from_template, write_sites
+from confed.deployment.provision import Federation, check_empty, hand_out
 from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
@@ -33,32 +33,23 @@ ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def provision_flare(root: Path, federation: Federation) -> None:
-    """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``.
-
-    Where FLARE cannot make the kits, the RuntimeError has its errors.
-    """
-    if root.exists() and any(root.iterdir()):
-        raise ValueError(f"{root} is not empty; a federation needs a new folder")
+    """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``."""
+    check_empty(root)
     check_names(federation)
     root.mkdir(parents=True, exist_ok=True)
     _provision(root, federation)
     server = root / "server"
     close_kit(server, SERVER_CLASSES)
     close_kit(server / "admin", ())
-    write_atomically(server / "recipe.toml", federation.recipe.encode())
-    write_sites(server / SITES, {name: name for name in federation.sites})
-    write_from_template(server / "README.md", "flare_server.md", federation)
     authority = json.loads((root / "provision" / "cert.json").read_text(encoding="utf-8"))
     certificates = {name: root / "sites" / name / "startup" / "client.crt" for name in federation.sites}
     keys = {name: public_half(path.read_bytes()) for name, path in certificates.items()}
     for name in federation.sites:
         folder = root / "sites" / name
         close_kit(folder, SITE_CLASSES)
-        write_atomically(folder / "recipe.toml", federation.recipe.encode())
-        write_sites(folder / SITES, {name: name for name in federation.sites})
         write_settings(SiteSettings(site=name), folder)
-        write_from_template(folder / "README.md", "flare_site.md", federation, name)
-    hand_out(root, federation, keys, str(authority["root_pri_key"]).encode())
+    names = {name: name for name in federation.sites}
+    hand_out(root, federation, names, keys, str(authority["root_pri_key"]).encode(), "flare_")
 
 
 def check_names(federation: Federation) -> None:
@@ -102,19 +93,12 @@ class _Listener:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.error = self.errors.append
 
     def info(self, text: str) -> None:
         """Not kept."""
 
-    def debug(self, text: str) -> None:
-        """Not kept."""
-
-    def warning(self, text: str) -> None:
-        """Not kept."""
-
-    def error(self, text: str) -> None:
-        """Kept."""
-        self.errors.append(text)
+    debug = warning = info
 
 
 def close_kit(kit: Path, classes: Sequence[str]) -> None:

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
@@ -36,19 +36,10 @@ SHORT = 30.0  # seconds below which a process has hardly lived
 HARDLY = 5  # such lives in a row after which it is not started again
 
 
-def server_command(kit: Path) -> list[str]:
-    """Command line of FLARE's server."""
-    return _command("server.server_train", kit, "fed_server.json", "secure_train=true")
-
-
-def client_command(kit: Path, name: str) -> list[str]:
-    """Command line of FLARE's client."""
-    return _command("client.client_train", kit, "fed_client.json", "secure_train=true", f"uid={name}")
-
-
-def _command(program: str, kit: Path, config: str, *options: str) -> list[str]:
-    given = [*options, f"org={ORGANISATION}", "config_folder=config"]
-    module = f"nvflare.private.fed.app.{program}"
+def flare_command(kit: Path, party: Literal["server", "client"], *options: str) -> list[str]:
+    """Command line of FLARE's server or client."""
+    module, config = f"nvflare.private.fed.app.{party}.{party}_train", f"fed_{party}.json"
+    given = ["secure_train=true", *options, f"org={ORGANISATION}", "config_folder=config"]
     return [sys.executable, "-u", "-m", module, "-m", str(kit.resolve()), "-s", config, "--set", *given]
 
 
@@ -171,7 +162,7 @@ def serve(recipe: Recipe, kit: Path, settings: ServerSettings, *, progress: Prog
     _own_storage(kit, run)
     # Its administrator's side runs in this process, and would talk in the middle of what is shown.
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-    with supervised(server_command(kit), run / "flare.log") as server:
+    with supervised(flare_command(kit, "server"), run / "flare.log") as server:
         # a job goes on where the process that watches it is killed, and may have ended since.
         outcome = StatusReader(kit / settings.bulletin).outcome()
         if same and summary.is_file() and outcome is not None and outcome["error"] is None:
@@ -239,7 +230,8 @@ class JobSupervisor:
         has_members = (self._kit / self._settings.state / MEMBERS).is_file()
         wait = self._settings.away if has_members else self._settings.wait
         while True:
-            connected = self._connected()
+            infos = self._ask(lambda admin: admin.get_connected_client_list(), [])
+            connected = {info.name for info in infos} & self._clients.keys()
             for name in sorted(connected - announced):
                 self._progress(Note(f"site {self._clients[name]}: connected"))
             announced |= connected
@@ -247,10 +239,6 @@ class JobSupervisor:
             if len(connected) == len(self._clients) or enough:
                 return sorted(connected)
             time.sleep(LOOK)
-
-    def _connected(self) -> set[str]:
-        infos = self._ask(lambda admin: admin.get_connected_client_list(), [])
-        return {info.name for info in infos} & self._clients.keys()
 
     def _hand_in(self, sites: Sequence[str]) -> _Job:
         folder = write_job(self._kit / "run" / "job" / "confed", sites, min(self._settings.minimum, len(sites)))
@@ -352,37 +340,27 @@ def join(
     Where FLARE's client does not start, a RuntimeError has the end of its output. The workspace's folder ``run`` is
     locked meanwhile, and a job's process locks the private folder: a ValueError says which other process has one.
     """
-    try:
-        config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-        name, server = str(config["client"]["fqsn"]), str(config["servers"][0]["service"]["target"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{kit} is no FLARE workspace of a site: startup/fed_client.json: {error!r}") from error
-    with exclusive(kit / "run"):
+    name, server = _client_and_server(kit)
+    run = kit / "run"
+    with ExitStack() as held:
+        held.enter_context(exclusive(run))
         with exclusive(private, ENDING):
             pass  # a job's process locks it; who works there already is said before FLARE starts
-        _join(recipe, kit, private, stop, name, server, site, epsilon, evaluations, once, patience, progress)
-
-
-def _join(
-    recipe: Recipe, kit: Path, private: Path, stop: threading.Event, name: str, server: str, site: str | None,
-    epsilon: float | None, evaluations: str | None, once: bool, patience: float, progress: Progress,
-) -> None:  # fmt: skip
-    """:func:`join` with both folders free; ``name`` and ``server`` are FLARE's."""
-    if evaluations is not None:
-        EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
-    private.mkdir(parents=True, exist_ok=True)
-    private.chmod(0o700)
-    if (missing := missing_class(kit)) is not None:
-        progress(Note(missing))
-    run = kit / "run"
-    run.mkdir(exist_ok=True)
-    write_atomically(run / "recipe.toml", recipe.to_toml().encode())
-    write_settings(
-        SiteSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
-    )
-    log, news = run / "flare.log", StatusReader(run)
-    news.begin()
-    with supervised(client_command(kit, name), log) as client:
+        if evaluations is not None:
+            EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
+        private.mkdir(parents=True, exist_ok=True)
+        private.chmod(0o700)
+        if (missing := missing_class(kit)) is not None:
+            progress(Note(missing))
+        run.mkdir(exist_ok=True)
+        write_atomically(run / "recipe.toml", recipe.to_toml().encode())
+        settings = SiteSettings(
+            "run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations
+        )
+        write_settings(settings, kit)
+        log, news = run / "flare.log", StatusReader(run)
+        news.begin()
+        client = held.enter_context(supervised(flare_command(kit, "client", f"uid={name}"), log))
         busy = time.monotonic()
         progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
         # The end of a job's process before its job's would be a failure of the job.
@@ -395,6 +373,15 @@ def _join(
                 progress(Note(text))
         for text in news.notes():
             progress(Note(text))
+
+
+def _client_and_server(kit: Path) -> tuple[str, str]:
+    """FLARE's name of a site, and the server's address, from the site's workspace."""
+    try:
+        config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+        return str(config["client"]["fqsn"]), str(config["servers"][0]["service"]["target"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{kit} is no FLARE workspace of a site: startup/fed_client.json: {error!r}") from error
 
 
 def missing_class(kit: Path) -> str | None:

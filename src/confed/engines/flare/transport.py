@@ -71,11 +71,7 @@ class FlareTransport:
         self._ended, self._arrived = threading.Event(), threading.Event()
 
     def connections(self) -> Mapping[int, Connection]:
-        """Sites of the job, as in :class:`confed.engines.remote.sites.Transport`, but for those that do not answer.
-
-        A call that fails at once would be tried again at once. FLARE takes a moment to end the job of a process that
-        died, so that its site counts as away for a while, and then as connected anew.
-        """
+        """Sites of the job, as in :class:`confed.engines.remote.sites.Transport`, but for those that do not answer."""
         self._check()
         with self._turn:
             times = {number: list(broken) for number, broken in self._broken.items()}

@@ -1,7 +1,5 @@
 """HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests.
 
-Routes of Flower's Fleet API that confed answers in another way than Flower, under the same names.
-
 A site of confed's may ask in a way that Flower's SuperNode does not: its request for a message waits
 (:mod:`confed.engines.flower.long_polls`), and small messages travel in one request each way
 (:mod:`confed.engines.flower.objects`).
@@ -54,11 +52,7 @@ from confed.system.release import VERSION
 
 
 class WholeBody:
-    """An ASGI middleware that hands on requests whose body has come whole, within its limits.
-
-    Flower's own middleware waits for the whole body of whatever length. What a head says of the length is not relied
-    on here.
-    """
+    """An ASGI middleware that hands on requests whose body has come whole, within its limits."""
 
     def __init__(self, app: ASGIApp, seconds: float, most: int = PIECE) -> None:
         self._app, self._seconds, self._most = app, seconds, most

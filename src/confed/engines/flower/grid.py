@@ -1,7 +1,5 @@
 """Flower's grid over a state in this process: messages to sites, and their replies.
 
-Inbox of a server over Flower: replies to open requests, one to a request and in bounded size.
-
 Flower's own handlers take whatever is announced under the number of a message that they know. Here a reply is announced
 once, names its pieces once, and what belongs to no open request is dropped.
 """
@@ -129,9 +127,9 @@ class Inbox:
         with self._lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
-    def hand_out(self, asked: PullMessagesRequest) -> PullMessagesResponse:
+    def hand_out(self, request: PullMessagesRequest) -> PullMessagesResponse:
         """A node's next message, with its pieces where they are small; an empty response where there is none."""
-        came = pull_messages(asked, self.state, self.store)
+        came = pull_messages(request, self.state, self.store)
         for message in came.messages_list:
             if (pieces := self.store.small(message.metadata.message_id, INLINE)) is not None:
                 attach(message, pieces)
@@ -181,11 +179,7 @@ class Inbox:
         return PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
 
     def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
-        """A piece of an announced reply, sent by a site.
-
-        Pieces of a reply that is no longer waited for are dropped, and the site need not know. A full disk is an
-        ``HTTPException`` of status 507.
-        """
+        """A piece of an announced reply, sent by a site."""
         piece, content = request.object_id, request.object_content
         with self._lock:
             entry = self._open.get(self._sessions.get(request.session_id, ""))
@@ -273,7 +267,24 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
     return factory
 
 
-class SuperLinkGrid(Grid):
+class OneRunGrid(Grid):
+    """What grids of this process, which have one run each, do not offer of Flower's ``Grid``."""
+
+    def set_run(self, run: Run) -> None:
+        """Not supported: there is one run."""
+        raise NotImplementedError(f"a {type(self).__name__} has one run, its own")
+
+    @property
+    def run(self) -> Run:
+        """Not supported: there is nothing to know about the run."""
+        raise NotImplementedError(f"a {type(self).__name__} has no record of its run")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Deprecated in Flower, and not offered here."""
+        raise NotImplementedError("make messages with flwr.app.Message")
+
+
+class SuperLinkGrid(OneRunGrid):
     """Flower's grid over a state in this process."""
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
@@ -311,17 +322,9 @@ class SuperLinkGrid(Grid):
         self._state.acknowledge_task_heartbeat(self._task)
         self.inbox.sweep(self._run_id)
 
-    def set_run(self, run: Run) -> None:
-        """Not supported: this grid has one run, its own."""
-        raise NotImplementedError("a SuperLinkGrid has one run, its own")
-
     @property
     def run(self) -> Run:
         return self._run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Deprecated in Flower, and not offered here."""
-        raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
         return self._state.get_nodes(self._run_id)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
+from confed.engines.flower.grid import OneRunGrid
 from confed.engines.flower.private_api import (
     NodeInfo,
     ProtoMessage,
-    Run,
     TaskIdentity,
     message_from_proto,
     message_to_proto,
@@ -21,7 +19,7 @@ from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 
 
-class LoopbackGrid(Grid):
+class LoopbackGrid(OneRunGrid):
     """Grid whose messages are answered when their replies are asked for, through Flower's serialisation."""
 
     def __init__(
@@ -32,19 +30,6 @@ class LoopbackGrid(Grid):
         self.since = dict.fromkeys(apps, "first")  # node that is connected -> a text that changes when it connects anew
         self._sent: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-
-    def set_run(self, run: Run) -> None:
-        """There is one run."""
-        raise NotImplementedError("a LoopbackGrid has one run")
-
-    @property
-    def run(self) -> Run:
-        """There is nothing to know about the run."""
-        raise NotImplementedError("a LoopbackGrid has no record of its run")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Deprecated in Flower, and not offered here."""
-        raise NotImplementedError("make messages with flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.since)

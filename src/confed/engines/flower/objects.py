@@ -1,10 +1,8 @@
 """Store of the pieces of Flower's messages: on disk, and never more of them than was announced.
 
-Pieces of a small Flower message inside the message: one request in place of one for each piece.
-
 Flower sends a message without its content, and the pieces of the content one by one. Here the place of the content
-holds the pieces, as an array record of their numbers and bytes. They are what they would be one by one: their tree is
-sent beside the message, and each is checked as if it had come alone.
+holds the pieces of a small message, as an array record of their numbers and bytes, so that one request does. Their tree
+is sent beside the message, and each is checked as if it had come alone.
 """
 
 import json
@@ -92,11 +90,7 @@ class _Whole:
 
 
 class PieceStore(ObjectStore):
-    """Flower's store of pieces with their contents in files: many sites may send at once.
-
-    It remembers the tree of every message as it was announced. Flower's own store joins all trees into one graph, in
-    which paths can multiply beyond what any site has sent.
-    """
+    """Flower's store of pieces with their contents in files: many sites may send at once."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root

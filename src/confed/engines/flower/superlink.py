@@ -4,8 +4,6 @@ Flower's own SuperLink also offers, on the same port, an interface through which
 code to run. Here only requests of SuperNodes whose keys are on the list are answered, and no code is stored or handed
 out.
 
-Limits on TCP connections in front of an HTTP server: number, origin, and time until a request's head.
-
 uvicorn accepts every connection, starts TLS with all of them, and reads heads of any length for any time. Here
 connections are counted before anything of them is read: in all and per address, with fewer of them than the process may
 have files open. A connection that takes too long for TLS, for a first byte or for a whole head is closed, and so is one
@@ -93,7 +91,7 @@ def open_files() -> int:
 class OpenConnection:
     address: str
     came: float  # when, of the clock monotonic
-    known: bool = False  # a site on the list has signed a request from there before
+    proved: bool = False  # a site on the list has signed a request from there before
     site: bool = False  # a site on the list has signed a request over it
     put_out: Callable[[], object] = lambda: None
 
@@ -106,26 +104,22 @@ class ConnectionTable:
         self._strangers: dict[OpenConnection, None] = {}  # in the order in which they came
         self._sites: dict[OpenConnection, str] = {}  # and whose it is, in the order in which they signed
         self._by_address: Counter[str] = Counter()  # strangers
-        self._known: dict[str, float] = {}
+        self._proved: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._sites)
 
     def admit(self, host: str) -> OpenConnection | None:
-        """A place for a connection from an address; None where there is none.
-
-        Where all places are taken, the oldest connection makes room over which no site has signed a request within the
-        time of grace: of the same address where that has its share, of any where all have theirs.
-        """
+        """A place for a connection from an address; None where there is none."""
         now, address = self._clock(), _network(host)
-        proved_lately = now - self._known.get(address, -KNOWN) < KNOWN
+        proved_lately = now - self._proved.get(address, -KNOWN) < KNOWN
         if self._by_address[address] >= self.limits.each and not self._make_room(now, address):
             return None
         open_to_all = self.limits.most - self.limits.reserved
-        if not proved_lately and sum(not stranger.known for stranger in self._strangers) >= open_to_all:
-            full = not self._make_room(now, known=False)
+        if not proved_lately and sum(not stranger.proved for stranger in self._strangers) >= open_to_all:
+            full = not self._make_room(now, proved=False)
         else:
-            full = len(self) >= self.limits.most and not self._make_room(now, known=None if proved_lately else False)
+            full = len(self) >= self.limits.most and not self._make_room(now, proved=None if proved_lately else False)
         if full:
             return None
         entry = OpenConnection(address, now, proved_lately)
@@ -133,21 +127,18 @@ class ConnectionTable:
         self._by_address[address] += 1
         return entry
 
-    def _make_room(self, now: float, address: str | None = None, known: bool | None = None) -> bool:
+    def _make_room(self, now: float, address: str | None = None, proved: bool | None = None) -> bool:
         for entry in self._strangers:
             if now - entry.came < self.limits.grace:
                 return False  # those behind it came later
-            if address in (None, entry.address) and known in (None, entry.known):
+            if address in (None, entry.address) and proved in (None, entry.proved):
                 self.leave(entry)
                 entry.put_out()
                 return True
         return False
 
     def prove(self, entry: OpenConnection, site: str) -> None:
-        """A site on the list has signed a request over a connection.
-
-        Where that site has its share of connections, the oldest of them ends: one key does not take all places.
-        """
+        """A site on the list has signed a request over a connection."""
         if entry in self._strangers or self._sites.get(entry, site) != site:
             self.leave(entry)
             connections_of_site = [connection for connection, whose in self._sites.items() if whose == site]
@@ -156,9 +147,9 @@ class ConnectionTable:
                 oldest.put_out()
             self._sites[entry] = site
         entry.site = True
-        self._known[entry.address] = self._clock()
-        if len(self._known) > 10_000:  # sites of one federation have few addresses
-            del self._known[min(self._known, key=self._known.__getitem__)]
+        self._proved[entry.address] = self._clock()
+        if len(self._proved) > 10_000:  # sites of one federation have few addresses
+            del self._proved[min(self._proved, key=self._proved.__getitem__)]
 
     def leave(self, entry: OpenConnection) -> None:
         self._sites.pop(entry, None)
@@ -213,9 +204,9 @@ class _Timed(H11Protocol):
         super().on_response_complete()
         # Who was turned away may read why; what it still sends in the meantime is dropped.
         if not self._entry.site and self._end is None:
-            self._end = self.loop.call_later(self._table.limits.head, self._part)
+            self._end = self.loop.call_later(self._table.limits.head, self._put_out_stranger)
 
-    def _part(self) -> None:
+    def _put_out_stranger(self) -> None:
         if not self._entry.site:
             self.transport.abort()
 
@@ -351,20 +342,11 @@ async def _readable(connection: socket.socket) -> None:
 
 
 def _listener(family: int, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # Accepted connections inherit it, and asyncio sets it only where sockets were made with the protocol's number.
-        # Without it the body of a response waits for the acknowledgement of its head, 40 ms in most systems.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((address, port))
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    # Accepted connections inherit it, and asyncio sets it only where sockets were made with the protocol's number.
+    # Without it the body of a response waits for the acknowledgement of its head, 40 ms in most systems.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setblocking(False)
     return listener
 
 

@@ -157,14 +157,14 @@ class SuperNode:
             while not stop.is_set():
                 if lost.is_set():
                     raise _Lost("the server does not know this connection any more")
-                asked = time.monotonic()
+                began = time.monotonic()
                 came = client.PullMessages(PullMessagesRequest(node=node))
                 if came.messages_list:
                     message, whole = self._fetch(client, node, came)
                     inline |= whole  # a server that sends pieces inside of messages takes them, too
                     self._reply(client, node, app, message, inline)
                     pause = SOON
-                elif time.monotonic() - asked < self._interval / 2:  # it does not let questions wait
+                elif time.monotonic() - began < self._interval / 2:  # it does not let questions wait
                     stop.wait(pause)
                     pause = min(1.5 * pause, self._interval)
         finally:

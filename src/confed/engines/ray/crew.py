@@ -121,6 +121,7 @@ class Crew:
         self._starting = Starting(task, os.getcwd(), wanted.threads, environment).to_json()
         self._ours = fingerprint(wanted.threads)
         self._number, self._looked = 0, 0.0
+        self._idle = 0.0  # since when there has been no actor at all, of the clock monotonic; 0 where there is one
         self._refused = set[str]()
         self._begin()
 
@@ -161,10 +162,7 @@ class Crew:
             self._start(nodes[name])
 
     def arrive(self, number: int) -> None:
-        """Takes what a coming actor has told: its fingerprint, then that it is prepared.
-
-        An actor that cannot work is dropped, its node left out and the user told.
-        """
+        """Takes what a coming actor has told: its fingerprint, then that it is prepared."""
         if why := self._advance(number):
             node = self.actors[number].node
             self.drop(number)
@@ -173,6 +171,26 @@ class Crew:
                 self._progress(Caution(f"node {node.name} is left out: it {why}"))
         elif self.actors[number].coming is None:
             self._progress(Note(f"an actor on node {self.actors[number].node.name} has joined"))
+
+    def wait(self, refs: Collection[Any], goes_on: str) -> list[Any]:
+        """References whose results have come; none where an actor became ready first, or after a while."""
+        coming = self.coming()
+        if refs or coming:
+            self._idle = 0.0
+            arrived = ray.wait([*refs, *coming], num_returns=1, timeout=LOOK)[0]
+        else:
+            self._idle = self._idle or time.monotonic()
+            if time.monotonic() - self._idle > PATIENCE:
+                raise RuntimeError(
+                    f"no node of the Ray cluster has had room for an actor for {PATIENCE:.0f} s; {goes_on}"
+                )
+            time.sleep(1.0)
+            arrived = []
+        self.look()
+        for ref in arrived:
+            if ref in coming:
+                self.arrive(coming[ref])
+        return [ref for ref in arrived if ref not in coming]
 
     def drop(self, number: int) -> Actor:
         actor = self.actors.pop(number)
@@ -278,11 +296,8 @@ class Crew:
         count = len(self.ready)
         self._progress(Note(f"Ray: {count} actor{'' if count == 1 else 's'}, {each}"))
         for name, values in self.differences().items():
-            self._progress(Caution(f"nodes differ in {name}: {_few(values)}; {self._kind.inexact}"))
-
-
-def _few(values: list[str]) -> str:
-    return ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+            some = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+            self._progress(Caution(f"nodes differ in {name}: {some}; {self._kind.inexact}"))
 
 
 def _last_line(error: Exception) -> str:

@@ -1,30 +1,27 @@
 """Clients of a round on a Ray cluster: an actor per core or GPU, each with one workspace.
 
-What crosses between processes are the bytes of :mod:`confed.federation.wire`. A call carries its client's state, and
-the store of the asking process is the truth, so that any actor can answer any call, and a call whose actor or node is
-lost is asked again elsewhere with the same result. Replies are handed on in the order of the calls, so that the numbers
-are those of one process on equal hardware. Replies that come early wait in Ray's object store, which spills to disk.
+The store of the asking process is the truth, so that any actor can answer any call, and a call whose actor or node is
+lost is asked again elsewhere with the same result. Replies that come early wait in Ray's object store, which spills to
+disk.
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.exceptions
 
-from confed.engines.call_bytes import CallQueue, Encoded, Homes, call_head, read_answer, split
+from confed.engines.call_bytes import ProcessExecutor, Work, call_head, read_answer, split
 from confed.engines.ray.actor import ClientActor
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
+from confed.engines.ray.crew import TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.placement import Wanted
 from confed.engines.ray.speed import better_left
 from confed.engines.setup_source import SetupSource
-from confed.engines.timeline import Timeline
-from confed.federation.messages import Call, Message, Reply
-from confed.federation.state import Store
+from confed.federation.messages import Message, Reply
 from confed.federation.wire import encode_state
 from confed.system.events import Caution, Progress, ignore
 
@@ -33,38 +30,20 @@ LARGE = 100 * 1024
 
 
 @dataclass
-class _Asked:
+class _PendingAnswer:
     head: Any
     body: Any
     began: float
 
 
-@dataclass
-class _Round:
-    """Calls that a flow asked for together."""
-
-    queue: CallQueue
-    store: Store
-    round: int
-    asked: dict[int, _Asked] = field(default_factory=dict[int, _Asked])
-    early: dict[int, Any] = field(default_factory=dict[int, Any])
-    tries: dict[int, int] = field(default_factory=dict[int, int])
-    messages: Encoded[Any] = field(default_factory=lambda: Encoded(_stored))
-
-
-def _stored(data: bytes) -> Any:
-    """A message's bytes; in Ray's object store, where they are fetched once per node, if they are many."""
-    return ray.put(data) if len(data) >= LARGE else data
-
-
-class RayActors:
+class RayActors(ProcessExecutor[Any]):
     """Answers calls on a Ray cluster; see :class:`confed.engines.executor.Executor`."""
 
     def __init__(
         self, source: SetupSource, wanted: Wanted, address: str = "", cores: int = 1, progress: Progress = ignore
     ) -> None:
-        self.timeline = Timeline(0)
-        self._progress, self._homes, self._closed = progress, Homes(), False
+        super().__init__()
+        self._progress, self._pending = progress, dict[int, _PendingAnswer]()  # number of an actor -> its answer
         self._open = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(connected(address, cores))
@@ -102,35 +81,13 @@ class RayActors:
             "actors_lost": self.crew.lost,
         }
 
-    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """Replies in the order of the calls; the first are being computed when this returns."""
-        replies = self._replies(calls, store, round)
-        next(replies)
-        return replies  # pyright: ignore[reportReturnType]  # after the first None there are replies only
+    def _sendable(self, message: bytes) -> Any:
+        """A message's bytes; in Ray's object store, where they are fetched once per node, if they are many."""
+        return ray.put(message) if len(message) >= LARGE else message
 
-    def _replies(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply | None]:
-        self._homes.begin(round)
-        work = _Round(CallQueue(calls, self._homes), store, round)
-        try:
-            self.crew.look()
-            self._feed(work)
-            yield None
-            for position in range(len(calls)):
-                reply = None
-                while reply is None:
-                    while position not in work.early:
-                        self._feed(work)
-                        self._collect(work)
-                    self._feed(work)
-                    reply = self._reply(work, position)
-                yield reply
-        finally:
-            # A flow that stops listening leaves calls behind; the next ones wait until the actors are free.
-            while work.asked and not self._closed:
-                self._collect(work)
-
-    def _feed(self, work: _Round) -> None:
+    def _feed(self, work: Work[Any]) -> None:
         """Gives calls to the actors that are free, the fastest first."""
+        self.crew.look()
         ready, queue = self.crew.ready, work.queue
         if not queue:
             return
@@ -147,56 +104,39 @@ class RayActors:
             if position is not None:
                 self._ask(work, number, position)
 
-    def _leaves(self, work: _Round, number: int, ready: Sequence[int]) -> bool:
+    def _leaves(self, work: Work[Any], number: int, ready: Sequence[int]) -> bool:
         """Whether an actor is so slow that the calls that wait are done earlier without it."""
         queue, actors = work.queue, self.crew.actors
         if len(queue) >= len(ready) or queue.first.session:
             return False
         now, busy = time.perf_counter(), dict[int, float]()
-        for other, asked in work.asked.items():
+        for other, pending in self._pending.items():
             needs = actors[other].pace.of(queue.calls[queue.running[other]])
             if needs is not None:
-                busy[other] = max(asked.began + needs - now, 0.0)
+                busy[other] = max(pending.began + needs - now, 0.0)
         others = {other: actors[other].pace for other in busy}
         return better_left(actors[number].pace, queue.waiting(), others, busy)
 
-    def _ask(self, work: _Round, number: int, position: int) -> None:
+    def _ask(self, work: Work[Any], number: int, position: int) -> None:
         call = work.queue.calls[position]
         state = encode_state(work.store.load(call.client.id))
         answer = self.crew.actors[number].handle.answer.options(num_returns=2)
         head, body = answer.remote(call_head(call, work.round), work.messages.of(call.message), state)
-        work.asked[number] = _Asked(head, body, time.perf_counter())
+        self._pending[number] = _PendingAnswer(head, body, time.perf_counter())
 
-    def _collect(self, work: _Round) -> None:
+    def _collect(self, work: Work[Any]) -> None:
         """Waits for a reply, a loss or an actor that has become ready."""
-        since = time.monotonic()
-        while True:
-            numbers, coming = {asked.head: n for n, asked in work.asked.items()}, self.crew.coming()
-            if numbers or coming:
-                arrived = ray.wait([*numbers, *coming], num_returns=1, timeout=LOOK)[0]
-            else:
-                time.sleep(1.0)
-                arrived = []
-            self.crew.look()
-            for ref in arrived:
-                if ref in coming:
-                    self.crew.arrive(coming[ref])
-                else:
-                    self._take(work, numbers[ref])
-            if arrived:
-                return
-            if not numbers and not coming and time.monotonic() - since > PATIENCE:
-                raise RuntimeError(
-                    f"no node of the Ray cluster has had room for an actor for {PATIENCE:.0f} s; `confed resume` goes "
-                    "on from the last checkpoint when there are nodes again"
-                )
+        numbers = {pending.head: number for number, pending in self._pending.items()}
+        goes_on = "`confed resume` goes on from the last checkpoint when there are nodes again"
+        for ref in self.crew.wait(list(numbers), goes_on):
+            self._take(work, numbers[ref])
 
-    def _take(self, work: _Round, number: int) -> None:
+    def _take(self, work: Work[Any], number: int) -> None:
         """Takes what an actor told of its work, or notices that it is gone."""
-        asked, actor = work.asked.pop(number), self.crew.actors[number]
+        pending, actor = self._pending.pop(number), self.crew.actors[number]
         position = work.queue.running[number]
         try:
-            told: Mapping[str, float] = json.loads(ray.get(asked.head))
+            told: Mapping[str, float] = json.loads(ray.get(pending.head))
         except ray.exceptions.RayError as error:
             self._lose(work, number, error)
             return
@@ -205,10 +145,10 @@ class RayActors:
         call = work.queue.calls[position]
         actor.pace.note(call, told["seconds"])
         # Clocks of machines differ: the span is by this one's.
-        self.timeline.add(call.client.id, call.action, asked.began, time.perf_counter())
-        work.early[position] = asked.body
+        self.timeline.add(call.client.id, call.action, pending.began, time.perf_counter())
+        work.early[position] = pending.body
 
-    def _lose(self, work: _Round, number: int, error: Exception) -> None:
+    def _lose(self, work: Work[Any], number: int, error: Exception) -> None:
         """Drops an actor that is gone; its call waits again, or has an error for a reply."""
         actor, position = self.crew.drop(number), work.queue.running[number]
         call, why = work.queue.calls[position], reason_of_loss(error)
@@ -226,20 +166,14 @@ class RayActors:
         self._progress(Caution(f"{text}; client {call.client.id!r} is asked again elsewhere"))
         self.crew.fill()
 
-    def _reply(self, work: _Round, position: int) -> Reply | None:
-        """The reply at a position; None if it was lost with its node, and the call waits again."""
-        call, early_reply = work.queue.calls[position], work.early.pop(position)
-        if isinstance(early_reply, str):
-            work.queue.done.remove(position)
-            return Reply(call.client, Message(), early_reply)
+    def _read(self, work: Work[Any], position: int, early: Any) -> Reply | None:
+        call = work.queue.calls[position]
         try:
-            parts = split(ray.get(early_reply))
+            parts = split(ray.get(early))
         except ray.exceptions.RayError as error:
-            work.queue.done.remove(position)
             work.tries[position] = work.tries.get(position, 0) + 1
             if call.session or work.tries[position] >= TRIES:
                 return Reply(call.client, Message(), f"ChildProcessError: the reply was lost ({reason_of_loss(error)})")
             work.queue.wait_again(position)
             return None
-        work.queue.done.remove(position)
         return read_answer(call, parts, work.store).reply

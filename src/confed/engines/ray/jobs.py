@@ -13,8 +13,8 @@ from typing import Any, Literal
 import ray
 import ray.exceptions
 
-from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, connected, reason_of_loss
-from confed.engines.ray.job_actor import JobActor, JobSource
+from confed.engines.ray.actor import JobActor, JobSource
+from confed.engines.ray.crew import TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.placement import Wanted
 from confed.system.events import Caution, JobEnded, JobProgress, JobStarted, Progress, from_json
 
@@ -61,17 +61,11 @@ class _Work:
         self._tries: dict[int, int] = {}
 
     def do(self) -> None:
-        since = time.monotonic()
         while self._waiting or self._working:
             self._feed()
-            if self._working or self._crew.coming():
-                since = time.monotonic()
-            elif time.monotonic() - since > PATIENCE:
-                raise RuntimeError(
-                    f"no node of the Ray cluster has had room for an actor for {PATIENCE:.0f} s; the same command goes "
-                    "on when there are nodes again"
-                )
-            self._collect()
+            numbers = {working.news: number for number, working in self._working.items()}
+            for ref in self._crew.wait(list(numbers), "the same command goes on when there are nodes again"):
+                self._take(numbers[ref])
 
     def stop(self) -> None:
         """Asks jobs to stop in good order, and waits for that for a while."""
@@ -79,9 +73,9 @@ class _Work:
         for number, working in self._working.items():
             working.news = self._crew.actors[number].handle.news.remote(True)
         while self._working and time.monotonic() < until:
-            asked = {working.news: number for number, working in self._working.items()}
-            for ref in ray.wait(list(asked), num_returns=1, timeout=until - time.monotonic())[0]:
-                number = asked[ref]
+            numbers = {working.news: number for number, working in self._working.items()}
+            for ref in ray.wait(list(numbers), num_returns=1, timeout=until - time.monotonic())[0]:
+                number = numbers[ref]
                 try:
                     ended = any("event" not in told for told in json.loads(ray.get(ref)))
                 except ray.exceptions.RayError:
@@ -99,21 +93,6 @@ class _Work:
                 handle.begin.remote(json.dumps(self._jobs[job]).encode())
                 self._working[number] = _Working(job, handle.news.remote(False))
                 self._progress(JobStarted(job, job))
-
-    def _collect(self) -> None:
-        """Waits for news, a loss or an actor that has become ready."""
-        asked, coming = {working.news: number for number, working in self._working.items()}, self._crew.coming()
-        if asked or coming:
-            arrived = ray.wait([*asked, *coming], num_returns=1, timeout=LOOK)[0]
-        else:
-            time.sleep(1.0)
-            arrived = []
-        self._crew.look()
-        for ref in arrived:
-            if ref in coming:
-                self._crew.arrive(coming[ref])
-            else:
-                self._take(asked[ref])
 
     def _take(self, number: int) -> None:
         """Takes an actor's news, or notices that it is gone."""

@@ -42,11 +42,11 @@ def nodes_of(listed: Sequence[Mapping[str, Any]]) -> dict[str, Node]:
     return nodes
 
 
-def places(nodes: Mapping[str, Node], wanted: Wanted, there: Mapping[str, int]) -> list[str]:
+def places(nodes: Mapping[str, Node], wanted: Wanted, running: Mapping[str, int]) -> list[str]:
     """Nodes for the actors that are to be started, an id for each."""
     room = {name: wanted.fit(node) for name, node in nodes.items()}
-    used = {name: there.get(name, 0) for name in nodes}
-    left = wanted.count - sum(there.values()) if wanted.count else 2**31
+    used = {name: running.get(name, 0) for name in nodes}
+    left = wanted.count - sum(running.values()) if wanted.count else 2**31
     chosen = list[str]()
     while len(chosen) < left:
         free = [name for name in nodes if used[name] < room[name]]

@@ -43,11 +43,11 @@ def version_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> st
     return ""
 
 
-def hardware_differences(found: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def hardware_differences(processes: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """What differs between processes in ways that last digits depend on: name -> the different values."""
     differences: dict[str, list[str]] = {}
     for name in HARDWARE:
-        values = list(dict.fromkeys(process.get(name, "") for process in found))
+        values = list(dict.fromkeys(process.get(name, "") for process in processes))
         if len(values) > 1:
             differences[name] = values
     return differences

@@ -126,8 +126,8 @@ class SiteArrivals:
         name = call.client.id
         if name in self._training:
             batch = self._training[name].batch
-            asked = batch.running[0] if 0 in batch.running else batch.done[0][0]
-            return PendingCall(call, asked.request), BUSY
+            pending = batch.running[0] if 0 in batch.running else batch.done[0][0]
+            return PendingCall(call, pending.request), BUSY
         if name in self._arrived and self._arrived[name][0].call.action == call.action:
             return self._arrived[name]
         return None

@@ -6,17 +6,11 @@ that is what the server sent (:mod:`confed.engines.remote.site_session`). The se
 counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server knows of,
 because its reply was late or the server was stopped, goes on from where the server is.
 
-The record only grows, and a line is on disk before the reply leaves: no server can have a site forget that it answered.
-
-It is made once for a recipe, is never sent, and stays when the run is over. Without it what has left the site would
-leave it once more with other noise, if a server asks for it again; a site that has answered does not go on with a new
-one.
-
-Journal of a site: secrets that it has used, and what its updates have cost in privacy.
-
 A server may have a site go back to an earlier state; it must, when it was killed itself and does a round again. What
-has left the site cannot go back. Of that this journal is kept: it only grows, it is on disk before the reply is sent,
-and nothing that a server asks for removes an entry.
+has left the site cannot go back. Of that journals are kept (secrets used, what updates have cost in privacy,
+evaluations answered): they only grow, a line is on disk before the reply leaves, and nothing that a server asks for
+removes one. The secret that noise is a function of is made once for a recipe: with another one what has left would
+leave again with other noise.
 """
 
 import json
@@ -82,7 +76,7 @@ class Journal:
         if limit is not None and not 0 < limit < math.inf:
             raise ValueError(f"the limit of epsilon must be positive and finite, got {limit}")
         root.mkdir(parents=True, exist_ok=True)
-        self.asked = ""  # the digest of the request in hand
+        self.request_digest = ""  # the digest of the request in hand
         self._run, self._limit = run, limit
         self._secrets, self._costs = root / USED, root / COSTS
         self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _SECRET)}
@@ -104,10 +98,10 @@ class Journal:
     def use(self, secret: bytes, what: bytes = b"") -> None:
         """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost."""
         name = blake2b(secret, digest_size=16).hexdigest()
-        asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
-        if self._used.setdefault(name, asked) != asked:
+        told = self.request_digest + (blake2b(what, digest_size=16).hexdigest() if what else "")
+        if self._used.setdefault(name, told) != told:
             raise ValueError("this was done before, for another request; the same secret is not used twice")
-        append(self._secrets, {"secret": name, "asked": asked})
+        append(self._secrets, {"secret": name, "asked": told})
 
     def epsilon(self, privacy: UpdatePrivacy, more: int = 0, evaluation: float | None = None) -> float:
         """Epsilon of all updates and noised evaluations, of any recipe and run: they tell of the same examples.
@@ -122,14 +116,16 @@ class Journal:
         total = sum(1 / z**2 if z else math.inf for z in multipliers)
         return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
 
-    def check(self, privacy: UpdatePrivacy) -> None:
-        """Check that one more update is within the limit; a ValueError where it is not."""
-        self._within(privacy, "update", self.epsilon(privacy, 1) if self._limit is not None else 0.0)
-
-    def check_evaluation(self, privacy: UpdatePrivacy, noise: float) -> None:
-        """Check that one more evaluation with noise is within the limit; a ValueError where it is not."""
-        cost = self.epsilon(privacy, evaluation=noise) if self._limit is not None else 0.0
-        self._within(privacy, "evaluation", cost)
+    def check(self, privacy: UpdatePrivacy, evaluation: float | None = None) -> None:
+        """Check that one more update, or one evaluation with that noise, is within the limit; else a ValueError."""
+        if self._limit is None:
+            return
+        more, what = (1, "update") if evaluation is None else (0, "evaluation")
+        if (cost := self.epsilon(privacy, more, evaluation)) > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
+                f"with one more {what} {cost:.4g}"
+            )
 
     def check_exact(self, privacy: UpdatePrivacy) -> None:
         """Check that the limit allows an update, without which nothing exact is told either."""
@@ -138,29 +134,15 @@ class Journal:
                 f"this site's limit of privacy is spent: epsilon {self._limit:g}; nothing exact is told of its examples"
             )
 
-    def _within(self, privacy: UpdatePrivacy, what: str, cost: float) -> None:
-        if self._limit is not None and cost > self._limit:
-            raise ValueError(
-                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
-                f"with one more {what} {cost:.4g}"
-            )
-
     def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
         """Record of an evaluation with noise that leaves the site."""
         self._evaluations.append(noise)
-        line = {"time": time.time(), "run": self._run, "round": round, "action": EVALUATION, "unit": "example"}
-        cost = self.epsilon(privacy)
-        line |= {"noise": noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
-        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+        self._record(round, EVALUATION, noise, {"unit": "example"}, privacy)
 
     def release(self, privacy: UpdatePrivacy, round: int) -> None:
         """Record of an update that leaves the site."""
         self._multipliers.append(privacy.noise)
-        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "action": "fit"}
-        line["clip"] = privacy.clip
-        line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
-        cost = self.epsilon(privacy)
-        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+        self._record(round + 1, UPDATE, privacy.noise, {"clip": privacy.clip}, privacy)
 
     def bare(self, round: int, action: str) -> None:
         """Record, once a round, of a reply about the examples to which this site added no noise."""
@@ -168,8 +150,18 @@ class Journal:
             return
         self._bare.add((round + 1, action))
         self._multipliers.append(0.0)
-        line = {"time": time.time(), "run": self._run, "round": round + 1, "action": action, "noise": 0.0}
-        append(self._costs, {**line, "epsilon": None})
+        self._record(round + 1, action, 0.0, {})
+
+    def _record(
+        self, round: int, action: str, noise: float, what: Mapping[str, Any], privacy: UpdatePrivacy | None = None
+    ) -> None:
+        """A line of what was told, with epsilon so far where this site added noise."""
+        line = {"time": time.time(), "run": self._run, "round": round, "action": action, **what, "noise": noise}
+        cost = math.inf
+        if privacy is not None:
+            line |= {"delta": privacy.delta, "adjacency": privacy.adjacency}
+            cost = self.epsilon(privacy)
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -290,15 +282,12 @@ class EvaluationRecord:
             if most is not None and so_far >= most:
                 raise ValueError(f"this site answers {most} evaluations {name}, and has answered {so_far}")
         if policy.mode == "noise":
-            self._journal.check_evaluation(self._privacy, policy.noise)
+            self._journal.check(self._privacy, policy.noise)
         elif policy.mode == "default" and self._noised:
             self._journal.check_exact(self._privacy)
 
     def release(self, message: Message, round: int, model: str) -> Message:
-        """The part of an evaluation's reply that may leave the site; it is recorded first.
-
-        Where nothing of the reply may leave, a ValueError says so.
-        """
+        """The part of an evaluation's reply that may leave the site; it is recorded first."""
         released = self.policy.release(message)
         line = {"time": time.time(), "run": self._run, "round": round, "model": model, "noise": self.policy.noise}
         if self.policy.mode == "noise":
@@ -360,7 +349,7 @@ class Site:
         # why this site cannot take part, as found out by the last hello; None where it can
         self.problem: str | None = None
         self._audit, self._progress, self._over = audit, progress, over
-        self._final, self._kept = final, ""
+        self._final, self._final_folder = final, ""
         self._left_out = {} if left_out is None else dict(left_out)
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
@@ -380,14 +369,14 @@ class Site:
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
-        self._known: Schema = schema_of(self._workspace.tensors)
+        self._schema: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
-        self._limits = Limits.of(self._known) if limits is None else limits
+        self._limits = Limits.of(self._schema) if limits is None else limits
         # a server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
         self.store.root.mkdir(parents=True, exist_ok=True)
         self._session = SiteSession(
-            self._setup, self._workspace, client, self.store, root / "session", self._asked, self._asking
+            self._setup, self._workspace, client, self.store, root / "session", self._digest_of, self._asking
         )
 
     @property
@@ -408,7 +397,7 @@ class Site:
             name = request.id
             self._journals.confirm(request.journals)
             if request.action == GOODBYE:
-                reply = self._part(request)
+                reply = self._take_leave(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
             if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
@@ -446,8 +435,8 @@ class Site:
         scalars = {**self.fingerprint.scalars(), **greeting, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
-    def _part(self, request: Request) -> tuple[Answer, bytes]:
-        where = f": {self._kept}" if self._kept else ""
+    def _take_leave(self, request: Request) -> tuple[Answer, bytes]:
+        where = f": {self._final_folder}" if self._final_folder else ""
         self._progress(Note(f"the run is over; the personal model stays here{where}"))
         try:
             self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
@@ -467,13 +456,13 @@ class Site:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
         if request.action not in self.actions:
             raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
-        asked = self._asked(request, body)
-        if (repeated := self._repeated(request, asked)) is not None:
+        request_digest = self._digest_of(request, body)
+        if (repeated := self._repeated(request, request_digest)) is not None:
             self._progress(Note(f"{self._when(request)} was done already, the reply goes out again"))
             return repeated
         if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
             raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
-        message = open_body(body, self._limits, self._known, self._allowed)
+        message = open_body(body, self._limits, self._schema, self._allowed)
         self._values.check(message.tensors)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
@@ -484,7 +473,7 @@ class Site:
                 self.evaluations.check(request.round, digest(b"", body))
             finally:  # also where the site's policy refuses the evaluation itself
                 self._keep_final(request, message)
-        reply = self._do(request, message, asked, body)
+        reply = self._do(request, message, request_digest, body)
         saved = self._newest() == request.version
         if request.action == EVALUATE and reply.error is None:
             reply = replace(reply, message=self.evaluations.release(reply.message, request.round, digest(b"", body)))
@@ -496,34 +485,34 @@ class Site:
             self.journal.release(privacy, request.round)
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
             self.journal.bare(request.round, request.action)
-        self._remember(asked, saved, data, request.session)
+        self._remember(request_digest, saved, data, request.session)
         if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
             self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
 
-    def _do(self, request: Request, message: Message, asked: str, body: bytes) -> Reply:
+    def _do(self, request: Request, message: Message, request_digest: str, body: bytes) -> Reply:
         """Reply of the client, from the state that the server counts on."""
         self.store.rewind(request.base)
         self._session.rewind(request.base)
         self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
-        if again := self._session.enter(request, asked, body):
+        if again := self._session.enter(request, request_digest, body):
             self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
         call = Call(self.client, request.action, message, session=request.session)
         store = self._session.states if request.session else self.store
         reply = answer(self._setup, self._workspace, call, store, request.round)
         if reply.error is None:
-            self._session.leave(request, asked, body)
+            self._session.leave(request, request_digest, body)
         elif request.session:
             self._session.fail()
         return reply
 
-    def _asked(self, request: Request | Record, body: bytes) -> str:
+    def _digest_of(self, request: Request | Record, body: bytes) -> str:
         """Digest of a request, by which it is known when it comes again."""
         what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
         return digest(json.dumps(what).encode(), body)
 
-    def _asking(self, asked: str, heard: str) -> None:
-        self.journal.asked = asked
+    def _asking(self, request_digest: str, heard: str) -> None:
+        self.journal.request_digest = request_digest
         if self._secret is not None:
             self._secret.heard = heard
 
@@ -534,20 +523,19 @@ class Site:
         names = {name for name, scope in self._scopes.items() if scope is Scope.SHARED}
         servers = {name for name, scope in self._scopes.items() if scope is Scope.SERVER}
         if message.tensors.keys() - servers != names:
-            self._progress(
-                Note("the final models were not kept: the message must hold all tensors that this site receives")
-            )
+            why = "the message must hold all tensors that this site receives"
+            self._progress(Note(f"the final models were not kept: {why}"))
             return
         try:
             store = DirectoryStore(self.store.root)  # a separate one, which removes nothing
             store.begin(request.base)
-            self._kept = self._final(message.tensors, store.load(self.client.id))
+            self._final_folder = self._final(message.tensors, store.load(self.client.id))
         except Exception as error:
             self._progress(Note(f"the final models could not be kept: {error}"))
 
     # The last reply ------------------------------------------------------------------------------------------
 
-    def _repeated(self, request: Request, asked: str) -> tuple[Answer, bytes] | None:
+    def _repeated(self, request: Request, request_digest: str) -> tuple[Answer, bytes] | None:
         """The last reply, where the server asks for the same again because it did not get it."""
         try:
             data = self._last.read_bytes()
@@ -556,19 +544,19 @@ class Site:
         except (OSError, ValueError):
             return None
         body, newest = data[8 + length :], self._newest()
-        if last.get("asked") != asked or last.get("digest") != digest(b"", body):
+        if last.get("asked") != request_digest or last.get("digest") != digest(b"", body):
             return None
         if newest != request.version if last.get("saved") else newest > request.base:
             return None  # what it left in the state is gone
         return Answer(request.id, None, bool(last["saved"]), 0.0), body
 
-    def _remember(self, asked: str, saved: bool, body: bytes, session: bool) -> None:
+    def _remember(self, request_digest: str, saved: bool, body: bytes, session: bool) -> None:
         """Storage of the reply until the next request: after a lost connection its arrival is unknown.
 
         In a session it is written over the one before, as a rename has some file systems flush the file: one that is
         cut is told by its digest, and the call is done again, as its request is taken back.
         """
-        head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
+        head = json.dumps({"asked": request_digest, "saved": saved, "digest": digest(b"", body)}).encode()
         data = len(head).to_bytes(8, "little") + head + body
         if not session or not self._last.is_file():
             write_atomically(self._last, data)
@@ -587,7 +575,6 @@ class Site:
                 "way": way,
                 "bytes": len(head) + len(body),
                 "digest": digest(head, body),
-                **more,
-            }
+            } | more
             with self._audit.open("a", encoding="utf-8") as file:
                 file.write(visible(json.dumps(line)) + "\n")

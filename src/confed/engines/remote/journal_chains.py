@@ -132,8 +132,8 @@ class JournalChains:
         entries = json.loads(self._serials.read_text(encoding="utf-8")).items()
         return {f"serial of {name[:16]}": (entry["serial"], entry["digest"][:_HEAD]) for name, entry in entries}
 
-    def _compare(self, known: Statement) -> None:
-        for name, (wanted, head) in known.items():
+    def _compare(self, statement: Statement) -> None:
+        for name, (wanted, head) in statement.items():
             length, head_here = self._at(name, wanted)
             counted = name not in self._chains and name not in self._secrets and length > wanted
             if length < wanted or (head_here != head and not counted):
@@ -153,7 +153,7 @@ class Countersignatures:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._root = root
-        self._known: dict[str, Statement] = {}
+        self._statements: dict[str, Statement] = {}
         self._signed: dict[str, str] = {}
         self._changed: set[str] = set()
         path = None if root is None else root / KEY
@@ -171,7 +171,7 @@ class Countersignatures:
         if (root / KNOWN).is_file():
             try:
                 self._signed = json.loads((root / KNOWN).read_text(encoding="utf-8"))
-                self._known = {site: _signed_statement(signed, site) for site, signed in self._signed.items()}
+                self._statements = {site: _signed_statement(signed, site) for site, signed in self._signed.items()}
             except (ValueError, AttributeError, RecursionError) as error:
                 raise ValueError(
                     f"{root / KNOWN} must hold signed heads of sites' journals: {error}; put it back"
@@ -184,7 +184,7 @@ class Countersignatures:
     def note(self, site: str, told: str) -> None:
         """Record of what a site says of its journals."""
         statement = _statement(told)
-        for name, (length, head) in self._known.get(site, {}).items():
+        for name, (length, head) in self._statements.get(site, {}).items():
             signed = statement.get(name, (0, ""))
             if signed[0] < length or (signed[0] == length and signed[1] != head):
                 raise Refused(
@@ -192,17 +192,17 @@ class Countersignatures:
                     f"{signed[0]} with {signed[1] or 'no head'}: it was removed, cut or put back from an old copy; the "
                     "site must put the newest copy of its private folder back"
                 )
-        if statement != self._known.get(site):
-            self._known[site] = statement
+        if statement != self._statements.get(site):
+            self._statements[site] = statement
             self._changed.add(site)
 
     def sign(self) -> None:
         """Signature under what has changed; on disk when this returns."""
         for site in self._changed:
-            text = _text(site, self._known[site])
+            text = _text(site, self._statements[site])
             public = self._key.public_key().public_bytes_raw().hex()
             signature = self._key.sign(text.encode()).hex()
-            self._signed[site] = json.dumps({"journals": self._known[site], "key": public, "signature": signature})
+            self._signed[site] = json.dumps({"journals": self._statements[site], "key": public, "signature": signature})
         if self._changed and self._root is not None:
             write_atomically(self._root / KNOWN, json.dumps(self._signed, indent=1).encode(), sync=True)
         self._changed.clear()

@@ -128,12 +128,12 @@ class Limits:
     head: int = 16_000_000  # bytes of a head, and of a body's header
 
     @classmethod
-    def of(cls, known: Schema) -> "Limits":
+    def of(cls, schema: Schema) -> "Limits":
         """Room for four models, or for the activations of a batch where those are larger."""
-        model = sum(math.prod(shape) * dtype.itemsize for dtype, shape in known.values())
+        model = sum(math.prod(shape) * dtype.itemsize for dtype, shape in schema.values())
         # a header describes each tensor in up to some 300 characters besides its name.
-        described = 4 * sum(len(name) + 300 for name in known) + 4 * 2**20
-        return cls(body=4 * model + 256 * 2**20, tensors=4 * len(known) + 10_000, head=min(described, cls.head))
+        described = 4 * sum(len(name) + 300 for name in schema) + 4 * 2**20
+        return cls(body=4 * model + 256 * 2**20, tensors=4 * len(schema) + 10_000, head=min(described, cls.head))
 
 
 def version_of(round: int, step: int) -> int:
@@ -216,7 +216,7 @@ def schema_of(tensors: Params) -> Schema:
 
 
 def open_body(
-    data: bytes, limits: Limits, known: Schema, allowed: frozenset[str], exact: Schema | None = None
+    data: bytes, limits: Limits, schema: Schema, allowed: frozenset[str], exact: Schema | None = None
 ) -> Message:
     header = _header(data, limits)
     described = {name: _tensor(name, entry) for name, entry in header.items() if name != "__metadata__"}
@@ -224,9 +224,9 @@ def open_body(
         missing, extra = sorted(exact.keys() - described.keys()), sorted(described.keys() - exact.keys())
         raise Refused(f"tensors missing: {missing[:20]}, unexpected: {extra[:20]}")
     for name, looks in described.items():
-        if name in known and name not in allowed:
+        if name in schema and name not in allowed:
             raise Refused(f"{name!r} must not travel: private or frozen for this client")
-        wanted = (known if exact is None else exact).get(name)
+        wanted = (schema if exact is None else exact).get(name)
         if wanted is not None and looks != wanted:
             raise Refused(f"{name!r} must be {wanted[0]} of shape {wanted[1]}, got {looks[0]} of shape {looks[1]}")
     _check_scalars(header.get("__metadata__", {}))

@@ -44,7 +44,6 @@ from confed.engines.remote.sites import (
     Bounded,
     CallBatch,
     PendingCall,
-    Registered,
     SiteRegistry,
     Timeouts,
     Transport,
@@ -52,7 +51,7 @@ from confed.engines.remote.sites import (
     patiently,
 )
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
-from confed.engines.timeline import Timeline
+from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import private_folder
 from confed.federation.client_info import ClientInfo
@@ -64,16 +63,13 @@ from confed.federation.state import ServerState, Store
 from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
 
-# Retry of a part of a round without the site whose reply the method could -------------------------------------
+# Retry of a part of a round without the site whose reply the method could not handle --------------------------
 
 Done = TypeVar("Done")
 
 
 class Attempts:
-    """Replies that the server has received in one part of a round; a folder that :meth:`close` removes.
-
-    In a session or secure aggregation there is a ``single`` attempt, and no reply is kept once it was read.
-    """
+    """Replies that the server has received in one part of a round; a folder that :meth:`close` removes."""
 
     def __init__(
         self, steps: Mapping[tuple[str, int], int], bases: Mapping[str, int], spool: Path | None, single: bool
@@ -85,21 +81,17 @@ class Attempts:
         self.refused: dict[str, str] = {}  # request -> why its reply counts as failed
         self._read: PendingCall | None = None
         self._end = ""
-        self._kept: dict[str, tuple[Call, Path | str]] = {}
+        self._outcomes: dict[str, tuple[Call, Path | str]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=spool)
 
     def close(self) -> None:
         self._folder.cleanup()
 
-    def drive(self, part: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
-        """Result of the part of the round, from the first attempt that does not end in an error.
-
-        Where there can be no other attempt, the RuntimeError names site, round and error. An error that no reply has
-        caused is passed on.
-        """
+    def drive(self, act: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
+        """Result of the part of the round, from the first attempt that does not end in an error."""
         while True:
             try:
-                return part()
+                return act()
             except (OSError, MemoryError):  # of this machine
                 raise
             except Exception as error:
@@ -122,13 +114,13 @@ class Attempts:
     def keep(self, ask: PendingCall, result: Path | str) -> None:
         """Record of the reply to a call, or of its error."""
         if not self.single:
-            self._kept[ask.request.id] = ask.call, result
+            self._outcomes[ask.request.id] = ask.call, result
 
-    def known(self, ask: PendingCall) -> Path | str | None:
+    def outcome_of(self, ask: PendingCall) -> Path | str | None:
         """Outcome of the call in an earlier attempt; None where it is a new one."""
-        if ask.request.id not in self._kept:
+        if ask.request.id not in self._outcomes:
             return None
-        before, result = self._kept[ask.request.id]
+        before, result = self._outcomes[ask.request.id]
         if before.action != ask.call.action or not _equal(before.message, ask.call.message):
             raise RuntimeError(
                 f"{self._end}; the round cannot be driven again, as the method asks {ask.call.client.id!r} for "
@@ -167,9 +159,7 @@ def _equal(one: Message, other: Message) -> bool:
     return all(a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
 
 
-# Reading of a site's reply ------------------------------------------------------------------------------------
-
-# Checks of a reply's scalars and counts against what the method and the task ----------------------------------
+# Checks of a reply's scalars and counts against what method and task declare ----------------------------------
 
 VIEWS = ("global", "personal")  # the models that a site evaluates
 METRICS = 256  # names of metrics in a tally of a task that does not declare its own, at most
@@ -249,8 +239,8 @@ class ReplyReader:
         self, setup: Setup, workspace: Workspace, limits: Limits | None, judge: Callable[[ClientInfo, Message], None]
     ) -> None:
         self._setup, self._workspace, self._judge = setup, workspace, judge
-        self._known = schema_of(workspace.tensors)
-        self.limits = Limits.of(self._known) if limits is None else limits  # as given, or from the model
+        self._schema = schema_of(workspace.tensors)
+        self.limits = Limits.of(self._schema) if limits is None else limits  # as given, or from the model
         # the absolute bound on values
         self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
 
@@ -270,22 +260,19 @@ class ReplyReader:
             scopes = self._workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
             exact = None if call.expects is None else schema_of(call.expects)
-            message = open_body(body, self.limits, self._known, shared, exact)
+            message = open_body(body, self.limits, self._schema, shared, exact)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
             if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
                 return refused(problem)
         except Refused as error:
             return refused(error)
-        if call.action == "evaluate" and (problem := self._misjudged(client, message)):
+        try:
+            if call.action == "evaluate":
+                self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            problem = f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
             return Reply(client, Message(), problem), False, ""
         return check_reply(call, Reply(client, message)), answer.saved, answer.journals
-
-    def _misjudged(self, client: ClientInfo, message: Message) -> str:
-        try:
-            self._judge(client, message)
-        except Exception as error:  # whatever sums and counts of a site's making may lead to
-            return f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
-        return ""
 
 
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
@@ -307,8 +294,6 @@ class Pauses:
 
 
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
-
-__all__ = ["Registered"]
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
 TRIES = 3  # how often a site may lose a request before it is left out of a round
@@ -345,7 +330,7 @@ class Remote:
             transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
         )
         # rounds whose checkpoints the server may go back to; sites keep what belongs to them
-        self.kept: Sequence[int] = (0,)
+        self.checkpoints: Sequence[int] = (0,)
         self.spool = spool
         # puts outcomes that are known beforehand into calls that are asked for together; nothing by default
         self.fill: Callable[[CallBatch], None] = lambda batch: None
@@ -364,9 +349,9 @@ class Remote:
         self._steps: dict[tuple[str, int], int] = {}
         self._attempts: Attempts | None = None
 
-    def begin(self, start: int, kept: Sequence[int]) -> None:
+    def begin(self, start: int, checkpoints: Sequence[int]) -> None:
         """Start of a run, or of its continuation: sites go back to the same round."""
-        self._start, self.kept = start, kept
+        self._start, self.checkpoints = start, checkpoints
         self._history.begin(start)
         self._bases.clear()
         self._steps.clear()
@@ -397,13 +382,13 @@ class Remote:
         if self.spool is not None:
             shutil.rmtree(self.spool, ignore_errors=True)
 
-    def attempt(self, part: Callable[[], Done]) -> Done:
+    def attempt(self, act: Callable[[], Done]) -> Done:
         """A part of a round, repeated without the site whose reply the method handled when an error ended it."""
         algorithm = self._setup.algorithm
         with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:
             self._attempts = attempts
             try:
-                return attempts.drive(part, type(algorithm).__name__, self._begin_again)
+                return attempts.drive(act, type(algorithm).__name__, self._begin_again)
             finally:
                 self._attempts = None
 
@@ -570,7 +555,7 @@ class Remote:
     def _recall(self, batch: CallBatch, position: int) -> None:
         """Takes what came of a call in an earlier attempt at the same part of the round."""
         ask = batch.running[position]
-        if self._attempts is not None and (result := self._attempts.known(ask)) is not None:
+        if self._attempts is not None and (result := self._attempts.outcome_of(ask)) is not None:
             del batch.running[position]
             batch.done[position] = (ask, result)
             batch.lost += isinstance(result, str)
@@ -581,10 +566,10 @@ class Remote:
         self._steps = {key: n for key, n in self._steps.items() if key[1] >= round} | {(name, round): step + 1}
         version = version_of(round, step)
         base = self._bases.get(name, version_of(self._start, 0) - 1)
-        kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
+        versions = tuple(version_of(finished, 0) - 1 for finished in self.checkpoints)
         identity = f"{self.sites.run}/{round}/{step}/{name}"
         signed = self.sites.heads.signed(name)
-        request = Request(identity, name, call.action, round, version, base, kept, call.session, signed)
+        request = Request(identity, name, call.action, round, version, base, versions, call.session, signed)
         return PendingCall(call, request)
 
     def _advance(self, batch: CallBatch, position: int, ask: PendingCall, now: float) -> None:

@@ -1,7 +1,5 @@
 """A site's session: live objects in memory, requests on disk, and their repetition by a process that takes over.
 
-Log of a site's session on disk: the requests that it has done since its newest snapshots, in order.
-
 What a client has in hand between two calls of split learning is the size of its model, a request the size of a batch's
 gradients at the cut. A site therefore keeps the first in memory and writes down the second, before its reply counts; a
 process that takes over does the requests again, from the state that they began with, and has the same in hand, bit for
@@ -12,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -107,7 +105,7 @@ class SessionLog:
                 file.seek(end)
                 file.writelines((head, body))
                 file.truncate()
-            self.records.append(_placed(record, end + len(head)))
+            self.records.append(replace(record, at=end + len(head)))
         self._stamp = self._look()
 
     def clear(self) -> None:
@@ -119,12 +117,12 @@ class SessionLog:
             file.seek(record.at)
             return file.read(record.size)
 
-    def _anew(self, kept: list[Record], record: Record, body: bytes) -> None:
+    def _anew(self, before: list[Record], record: Record, body: bytes) -> None:
         pieces, records, end = list[bytes](), list[Record](), 0
-        for old, content in [*((old, self.body(old)) for old in kept), (record, body)]:
+        for old, content in [*((old, self.body(old)) for old in before), (record, body)]:
             head = _head(old)
             pieces += (head, content)
-            records.append(_placed(old, end + len(head)))
+            records.append(replace(old, at=end + len(head)))
             end = records[-1].end
         write_atomically(self._path, pieces)
         self.records = records
@@ -151,10 +149,6 @@ class SessionLog:
                     break
                 records.append(record)
         return records
-
-
-def _placed(record: Record, at: int) -> Record:
-    return Record(**{**asdict(record), "at": at})
 
 
 def _head(record: Record) -> bytes:
@@ -213,12 +207,7 @@ class HeldState:
 
 
 class SiteSession:
-    """The session of a site's client, in this process and on disk.
-
-    Live objects are used only where they are those of the very request that the server goes on from, and no other
-    process has done one meanwhile. Otherwise the requests on disk are done again, up to that one. What they reply is
-    dropped.
-    """
+    """The session of a site's client, in this process and on disk."""
 
     def __init__(
         self, setup: Setup, workspace: Workspace, client: ClientInfo, store: DirectoryStore, path: Path, proof: Proof,
@@ -228,7 +217,7 @@ class SiteSession:
         self._log, self._asking = SessionLog(path, client.id, proof), asking
         self.states = HeldState(store)
         self._at: int | None = None
-        self._found, self._worked, self._logged, self._began = -1, 0.0, 0, 0.0
+        self._begun_from, self._worked, self._logged, self._began = -1, 0.0, 0, 0.0
         self._heard = ""
         self._log.read()
 
@@ -249,12 +238,12 @@ class SiteSession:
         if self._log.rewind(version):
             self._drop()
 
-    def enter(self, request: Request, asked: str, body: bytes) -> int:
+    def enter(self, request: Request, request_digest: str, body: bytes) -> int:
         """Begins a call: afterwards the client has in hand what the request goes on from."""
-        self._began, self._found = time.perf_counter(), self._version(request.base)
+        self._began, self._begun_from = time.perf_counter(), self._version(request.base)
         self._heard = self._hears(request, body)
         again = self._take_up(request) if request.session else 0
-        self._asking(asked, self._heard)
+        self._asking(request_digest, self._heard)
         return again
 
     def _take_up(self, request: Request) -> int:
@@ -269,7 +258,7 @@ class SiteSession:
         live.writing, live.written = live.writing or due, False
         return again
 
-    def leave(self, request: Request, asked: str, body: bytes) -> None:
+    def leave(self, request: Request, request_digest: str, body: bytes) -> None:
         """Ends a call that did not fail: what was done is on disk when this returns."""
         left, alive = self._version(request.version), self._at
         if not request.session:
@@ -285,10 +274,11 @@ class SiteSession:
             self._worked, self._logged = self._worked + time.perf_counter() - self._began, self._logged + len(body)
             if whole:
                 live.writing, self._worked, self._logged = False, 0.0, 0
-        self._log.add(
-            Record(self._client.id, request.action, request.round, request.version, request.base, asked, self._found,
-                   left, request.session, whole, len(body), self._heard), body,
+        record = Record(
+            self._client.id, request.action, request.round, request.version, request.base, request_digest,
+            self._begun_from, left, request.session, whole, len(body), self._heard,
         )  # fmt: skip
+        self._log.add(record, body)
         self._at = request.version if request.session or alive == request.base else None
 
     def fail(self) -> None:
@@ -301,18 +291,14 @@ class SiteSession:
         self._log.clear()
 
     def _hears(self, request: Request, body: bytes) -> str:
-        """Digest of what the client's values follow from: its state as the round began, and what came since.
-
-        A repetition has the same digest, whatever version and base it is sent with. Where nothing depends on it, it is
-        empty.
-        """
+        """Digest of what the client's values follow from: its state as the round began, and what came since."""
         if self._setup.secret is None:
             return ""
         before = self._log.records[-1] if self._log.records else None
         if before is not None and before.round == request.round:
             heard = before.heard
         else:
-            state = self._state(self._found)
+            state = self._state(self._begun_from)
             state.tensors.pop(GROUP, None)  # keys of secure aggregation, which are removed later
             state.scalars.pop(GROUP, None)
             heard = digest(b"", encode_state(state))
@@ -337,7 +323,7 @@ class SiteSession:
         records = self._log.records
         if self._log.newest != request.base or records[-1].round != request.round:
             # The session begins with this request, or its state is whole without any record.
-            if request.base < version_of(request.round, 0) or self._found == request.base:
+            if request.base < version_of(request.round, 0) or self._begun_from == request.base:
                 return 0
             raise Refused(f"what this site did up to version {request.base} of round {request.round + 1} is lost")
         whole = [number for number, record in enumerate(records) if record.whole]

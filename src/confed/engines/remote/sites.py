@@ -40,10 +40,7 @@ WAIT = 0.2  # seconds between tries
 
 
 def patiently(act: Callable[[], Result], most: float = 600.0) -> Result:
-    """Result of a function that is called again while the process has too many files open.
-
-    Connections come and go, and a file that cannot be opened now can be in a while: no reason to end a run.
-    """
+    """Result of a function that is called again while the process has too many files open."""
     began = time.monotonic()
     while True:
         try:
@@ -327,10 +324,7 @@ class CallBatch:
     optional: bool = False  # whether the run goes on without any of the replies
 
     def count_out(self, reply: Reply, minimum: int) -> None:
-        """Check that enough replies of a round can still be used: a repeated request would give the same replies.
-
-        A round without any usable reply is handled by the round itself.
-        """
+        """Check that enough replies of a round can still be used: a repeated request would give the same replies."""
         self.useless += 1
         left, wanted = len(self.calls) - self.useless, min(minimum, len(self.calls))
         if left < wanted and wanted > 1:

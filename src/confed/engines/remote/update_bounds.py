@@ -148,11 +148,7 @@ def largest_of(message: Message) -> float:
 
 
 def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
-    """Euclidean norm of the change in a reply, in double precision; integers do not count.
-
-    Tensors that nothing of their name and shape was sent of, and that are no changes, do not count either: numbers of
-    examples, summaries and the like differ between honest sites by more than updates do.
-    """
+    """Euclidean norm of the change in a reply, in double precision; integers do not count."""
     total = 0.0
     for name, tensor in message.tensors.items():
         if tensor.is_floating_point():
