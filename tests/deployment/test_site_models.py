@@ -19,7 +19,7 @@ from confed.deployment.site import site_of, write_site_run
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.sites import Timeouts
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.inference.load import load_exported
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
@@ -77,7 +77,7 @@ def test_every_site_has_the_simulator_s_models(
         else:
             assert not (own / GLOBAL).exists()
     question = "which colour is this?"
-    expected = predict(tmp_path / "simulated", picture, question, "cold")
+    expected = ask(tmp_path / "simulated", picture, question, "cold")
     asked = ["predict", str(tmp_path / "cold"), "--image", str(picture), "--question", question, "--json"]
     with pytest.raises(SystemExit) as ended:
         main(asked)

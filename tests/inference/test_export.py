@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import ExportedRun, digest, from_peft, load_exported, to_peft
@@ -263,7 +263,7 @@ def test_a_published_backbone_is_referred_to_and_checked(tmp_path: Path):
     assert f'from_pretrained("{source}", config=config)' in Path(written["global"], "README.md").read_text()
     image = tmp_path / "x.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(image)
-    asked = predict(tmp_path / "run", image, "is there a dog ?")
+    asked = ask(tmp_path / "run", image, "is there a dog ?")
     assert {"model": "global", **load_exported(tmp_path / "out").ask(image, "is there a dog ?")} == asked
     with pytest.raises(ValueError, match="exists already"):
         export(tmp_path / "run", tmp_path / "out")
@@ -312,15 +312,15 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
     with pytest.raises(ValueError, match=r"give at least two \(--choice, repeated\), got 1"):
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
     with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):
-        predict(tmp_path / "run", first, "the cat is red")
-    ask = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
+        ask(tmp_path / "run", first, "the cat is red")
+    command = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
     capfd.readouterr()
-    assert _confed(*ask, "--client", "pairs", "--picture2", second, "--json") == 0
+    assert _confed(*command, "--client", "pairs", "--picture2", second, "--json") == 0
     said = json.loads(capfd.readouterr().out)
-    assert said == {"model": "pairs", **one.ask(first, "the cat is red", image2=second)}
-    assert _confed(*ask, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
+    assert said == {"model": "pairs", **one.command(first, "the cat is red", image2=second)}
+    assert _confed(*command, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
     assert {line.split()[-1] for line in capfd.readouterr().out.splitlines()} == {"red", "two"}
-    assert _confed(*ask, "--client", "pairs") == 2
+    assert _confed(*command, "--client", "pairs") == 2
     assert "--picture2" in capfd.readouterr().err
 
 
