@@ -317,7 +317,7 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
     capfd.readouterr()
     assert _confed(*command, "--client", "pairs", "--picture2", second, "--json") == 0
     said = json.loads(capfd.readouterr().out)
-    assert said == {"model": "pairs", **one.command(first, "the cat is red", image2=second)}
+    assert said == {"model": "pairs", **one.ask(first, "the cat is red", image2=second)}
     assert _confed(*command, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
     assert {line.split()[-1] for line in capfd.readouterr().out.splitlines()} == {"red", "two"}
     assert _confed(*command, "--client", "pairs") == 2
