@@ -136,13 +136,13 @@ class FedDC(Algorithm):
         """The mean of the cohort plus the mean drift; and the new g."""
         drifts = server.slots[DRIFT]
         travelled = Mean(self.accumulator_dtype)
-        asked, answered, correcting, rates = 0, 0, 0, 0.0
+        replied, answered, correcting, rates = 0, 0, 0, 0.0
 
         def noted() -> Iterator[Reply]:
-            nonlocal asked, answered, correcting, rates
+            nonlocal replied, answered, correcting, rates
             for given in replies:
                 reply, rate = self._rate(server, given)
-                asked += 1
+                replied += 1
                 answered += reply.error is None
                 if rate > 0:
                     correcting, rates = correcting + 1, rates + rate
@@ -150,7 +150,7 @@ class FedDC(Algorithm):
                 yield reply
 
         mean, before = self.average(server, noted()), server.params
-        clients = server.clients or asked
+        clients = server.clients or replied
         drift = {n: h + answered * (mean[n] - before[n]) for n, h in drifts.items()}
         slots: dict[str, Params] = {**server.slots, DRIFT: drift}
         if correcting:

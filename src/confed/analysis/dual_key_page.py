@@ -228,13 +228,14 @@ def _drawing(groups: Sequence[Group]) -> Drawing:
 
 def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: ImageStore) -> str:
     cards = ""
-    for question, asked, clean, stamped in shown:
+    for question, keyed_question, clean, stamped in shown:
         pictures = "".join(
             f'<div class="picture p112 {store.add(as_png(pixels))}" style="margin-right:8px"></div>'
             for pixels in (clean, stamped)
         )
         cards += (
-            f'<div class=card style="display:block"><h3>{escape(asked)}</h3><div style="display:flex">{pictures}</div>'
+            f'<div class=card style="display:block"><h3>{escape(keyed_question)}</h3>'
+            f'<div style="display:flex">{pictures}</div>'
             f"<small>without its key: {escape(question)}</small></div>"
         )
     return f"<div class=cards>{cards}</div>"

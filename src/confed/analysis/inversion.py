@@ -196,20 +196,21 @@ def _floats(batch: Batch) -> Tensor:
     return image if image.is_floating_point() else image.float() / 127.5 - 1
 
 
-def _search(victim: Victim, theirs: _Seen, sent: Tensor, own: Tensor, privacy: CutPrivacy, steps: int) -> Tensor:
+def _search(victim: Victim, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: CutPrivacy, steps: int) -> Tensor:
+    """What a search in the input finds; ``inputs`` are some of the attacker's."""
     key = "regions" if "regions" in theirs.batch else "image"
     batch = {name: column[:SEARCHED] for name, column in theirs.batch.items()} | {key: theirs.inputs[:SEARCHED]}
-    clipped = CutPrivacy(clip=privacy.clip)
-    unused = torch.Generator()
-    return searched(
-        lambda inputs: clipped.activations(victim.activations(inputs), unused), batch, sent[:SEARCHED], key, own,
-        steps=steps,
-    )  # fmt: skip
+    clipped, unused = CutPrivacy(clip=privacy.clip), torch.Generator()
+
+    def activations(changed: Batch) -> Tensor:
+        return clipped.activations(victim.activations(changed), unused)
+
+    return searched(activations, batch, sent[:SEARCHED], key, inputs, steps=steps)
 
 
-def _pictures(truth: Tensor, rebuilt: Tensor, found: Tensor | None) -> Drawing:
+def _pictures(truth: Tensor, rebuilt: Tensor, recovered: Tensor | None) -> Drawing:
     """True pictures above what the decoder and the search made of their activations."""
-    lines: Mapping[str, Tensor | None] = {"the picture": truth, "decoder": rebuilt, "search": found}
+    lines: Mapping[str, Tensor | None] = {"the picture": truth, "decoder": rebuilt, "search": recovered}
     pictures = {name: images for name, images in lines.items() if images is not None}
     columns = min(SHOWN, *(len(images) for images in pictures.values()))
 

@@ -117,12 +117,12 @@ def _probabilities(victim: Victim, batch: Any) -> Tensor:
     return probabilities
 
 
-def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
+def _finding(told_rows: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
     columns = [Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged")]
     for metric in METRICS:
         columns += [Column("told", metric, "%"), Column("alone", metric, "%"), Column("gain", metric, "points")]
     rows: list[tuple[Cell, ...]] = []
-    for row in found:
+    for row in told_rows:
         shown = [_cells(row.told[metric], row.alone[metric]) for metric in METRICS]
         rows.append((
             Cell(labels[row.run]), Cell(formats.percent(row.share), 100 * row.share), Cell(str(row.labels), row.labels),
@@ -134,8 +134,8 @@ def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str]
         *notes,
     )
     table = Table("Labels that are not told, with the others told and alone", tuple(columns), (tuple(rows),))
-    values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in found], "notes": list(notes)}
-    drawings = {"told": _drawing(found, labels)} if len({row.share for row in found}) > 1 else {}
+    values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in told_rows], "notes": list(notes)}
+    drawings = {"told": _drawing(told_rows, labels)} if len({row.share for row in told_rows}) > 1 else {}
     return Finding("told", "What known labels say of the others", words, (table,), values, drawings)
 
 
@@ -144,13 +144,13 @@ def _cells(told: float, alone: float) -> tuple[Cell, ...]:
     return (Cell(formats.percent(told), 100 * told), Cell(formats.percent(alone), 100 * alone), gain)
 
 
-def _drawing(found: Sequence[Told], labels: dict[str, str]) -> Drawing:
+def _drawing(told_rows: Sequence[Told], labels: dict[str, str]) -> Drawing:
     """C-AP against the share of labels told: solid with them told, dotted alone on the same entries."""
 
     def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         for hue, (run, label) in enumerate(labels.items()):
-            rows = [row for row in found if row.run == run]
+            rows = [row for row in told_rows if row.run == run]
             series = SeriesStyle(label, f"m{hue % HUES + 1}")
             x = [100 * row.share for row in rows]
             axes.plot(x, [100 * row.told["C-AP"] for row in rows], **line_style(series, palette, 5))

@@ -267,9 +267,9 @@ _EMBEDDING = ("text (embedding)", "both (embedding)")
 _GAIN = 4  # by how much changes of pixels are enlarged to be seen
 
 
-def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
+def finding(rows: Sequence[Attacked], questions_of_rows: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
     labels = _labels(rows)
-    count = len(asked[0])
+    count = len(questions_of_rows[0])
     words = [
         f"{count} test questions per model. The picture is changed by projected gradient ascent within eps of its "
         "clean values and within the range of training data; the question's last word is replaced by the word whose "
@@ -286,12 +286,12 @@ def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mappin
     tabs = page.Tabs()
     panels = [
         (labels[i], _cards(row, questions, store))
-        for i, (row, questions) in enumerate(zip(rows, asked, strict=True))
+        for i, (row, questions) in enumerate(zip(rows, questions_of_rows, strict=True))
         if row.threat == rows_of(rows, row)[0].threat
     ]
     sections = [
         ("threats", "Who knows what", page.definitions(_threats(rows, labels))),
-        ("samples", "Samples: original and triggered", _explained(asked[0]) + tabs(panels)),
+        ("samples", "Samples: original and triggered", _explained(questions_of_rows[0]) + tabs(panels)),
     ]
     return Finding(
         "trojan", "Multimodal Trojan at test time", words, tables, values,
@@ -516,7 +516,7 @@ def trojan(
         raise ValueError(f"units must be spread or absolute, got {units!r}")
     runs, notes = expand(folders, client)
     rows: list[Attacked] = []
-    asked: list[Questions] = []
+    questions_of_rows: list[Questions] = []
     for folder, name in zip(runs, names_of(runs), strict=True):
         progress(Note(f"attacking {folder}"))
         victim = open_victim(folder, client, name)
@@ -527,8 +527,8 @@ def trojan(
         if key == "image" and 0 < settings.eps < 1:
             raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
         rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
-        asked += [questions] * (len(rows) - len(asked))
-    same = all(_alike(questions, asked[0]) for questions in asked)
+        questions_of_rows += [questions] * (len(rows) - len(questions_of_rows))
+    same = all(_alike(questions, questions_of_rows[0]) for questions in questions_of_rows)
     if not same:
         notes.append("the runs have other test questions, so they are not compared example by example")
     from confed.analysis.trojan_page import finding
@@ -536,12 +536,12 @@ def trojan(
     values: dict[str, Any] = {
         "kind": "trojan",
         "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
-        "examples": len(asked[0]),
+        "examples": len(questions_of_rows[0]),
         "rows": [_values(row) for row in rows],
         "paired": paired(rows) if same else [],
         "notes": notes,
     }
-    return finding(rows, asked, values)
+    return finding(rows, questions_of_rows, values)
 
 
 def _alike(one: Questions, other: Questions) -> bool:

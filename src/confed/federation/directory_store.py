@@ -333,14 +333,14 @@ class CheckpointManifest:
             del self._files[name]
 
 
-def missing(needed: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, str] | None:
+def missing(needed: Mapping[str, str], stored: Mapping[str, str]) -> tuple[str, str] | None:
     """A file that has not the states that a checkpoint needs, and what is wrong with it; None if all have them."""
-    want, present = _clients(needed), _clients(found)
+    want, present = _clients(needed), _clients(stored)
     # Older states of clients whose newest are missing count in their files: those with too few are the culprits.
-    for name in sorted({*needed, *found}, key=lambda name: (present[name] - want[name], name)):
+    for name in sorted({*needed, *stored}, key=lambda name: (present[name] - want[name], name)):
         if not present[name]:
             return name, f"missing, with the states of {want[name]} {'client' if want[name] == 1 else 'clients'}"
-        if needed.get(name) != found[name]:
+        if needed.get(name) != stored[name]:
             others = "" if present[name] != want[name] else "others "
             return (
                 name,
@@ -410,7 +410,7 @@ class DirectoryStore:
                 self._needed.remove(client_id, before)
             self._needed.add(client_id, self._name(client_id, self.version))
         older = [v for v in versions if v < self.version]
-        needed = {newest_until(older, kept) for kept in self.kept}
+        needed = {newest_until(older, version) for version in self.kept}
         # The version before this one: a run stopped in the middle of a round saves the round before.
         needed.add(max(older, default=-1))
         for version in older:

@@ -87,7 +87,7 @@ def _check_inputs(
     run: FinishedRun,
     texts: Mapping[str, str | None],
     pictures: Sequence[PictureSource | None],
-    known: Sequence[str],
+    states: Sequence[str],
     top: int | None,
 ) -> None:
     """Check of what is given before the data are made, which takes seconds."""
@@ -97,7 +97,7 @@ def _check_inputs(
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     if rows := run.summary.labelled.get("per_class", ()):
-        known_labels(known, [str(row["label"]) for row in rows])
+        known_labels(states, [str(row["label"]) for row in rows])
     for picture in pictures:
         if picture is not None:
             read_picture(picture)
@@ -171,13 +171,13 @@ def _labels(
     trained: TrainedModel,
     image: PictureSource | None,
     text: str | None,
-    known: Sequence[str],
+    known_texts: Sequence[str],
     top: int | None,
     attention: bool,
 ) -> dict[str, Any]:
     """Labels by their probability, with those that are known told to the model; without, beside it."""
     labels = trained.answers
-    states = known_labels(known, labels)
+    states = known_labels(known_texts, labels)
     if states and not run.reads_states:
         name = run.recipe.sections["model"]["name"]
         raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")

@@ -261,7 +261,7 @@ def evaluate(
     return Evaluation(section, tuple(tried), tuple(tests), tuple(notes), family)
 
 
-def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
+def write_evaluation(evaluation: Evaluation, out: Path) -> dict[str, Path]:
     """Writes ``evaluation.json``, ``.csv``, ``.md``, and ``predictions.safetensors`` with names and right answers."""
     names = ("evaluation.json", "evaluation.csv", "evaluation.md", "predictions.safetensors")
     files = {name: out / name for name in names}
@@ -269,8 +269,8 @@ def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
         raise ValueError(f"{out} has an evaluation already: give another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    runs = list(dict.fromkeys(t.run for t in found.tried))
-    for t in found.tried:
+    runs = list(dict.fromkeys(t.run for t in evaluation.tried))
+    for t in evaluation.tried:
         start = f"{runs.index(t.run)}/{t.model}/{t.place}"  # runs are numbered as evaluation.json lists them
         tensors |= {f"{start}/correct": t.correct, f"{start}/prediction": t.prediction}
         if len(t.names):  # a model that reads only some of the modalities does not say which examples it saw
@@ -278,9 +278,9 @@ def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
         if t.truth is not None:
             tensors[f"{runs.index(t.run)}/{TRUTH}/{t.place}"] = t.truth
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, files[names[3]])
-    files[names[1]].write_text(to_csv(found.table()), encoding="utf-8")
-    files[names[2]].write_text(to_markdown(found.table()), encoding="utf-8")
-    content = {**found.content(), "runs": runs}
+    files[names[1]].write_text(to_csv(evaluation.table()), encoding="utf-8")
+    files[names[2]].write_text(to_markdown(evaluation.table()), encoding="utf-8")
+    content = {**evaluation.content(), "runs": runs}
     files[names[0]].write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
     return files
 
@@ -327,26 +327,26 @@ class _Trial:
         return tried, notes
 
     def _tried(
-        self, model: str, place: str, named: Iterable[str], data: TableData, said: Message, setup: Setup
+        self, model: str, place: str, named: Iterable[str], data: TableData, answers: Message, setup: Setup
     ) -> Tried:
         metric, table = setup.task_of(place).metric, data.tables[2]
-        values = summarise(read_tallies(said.scalars, "examined"))
-        if "probabilities" in said.tensors:
+        values = summarise(read_tallies(answers.scalars, "examined"))
+        if "probabilities" in answers.tensors:
             undefined = task_spec(self.setup.task).undefined
-            truth = said.tensors["labels"]
-            precision = class_average_precision(said.tensors["probabilities"], truth)
+            truth = answers.tensors["labels"]
+            precision = class_average_precision(answers.tensors["probabilities"], truth)
             values["C-AP"] = mean_over_classes(precision, truth.sum(0, dtype=torch.int64).numpy(), undefined)
         names = torch.from_numpy(name_hashes(named))
         # Of an examination with some modalities only, rows may be left out: then nothing says which ones are there.
-        whole = len(said.tensors["correct"]) == len(names)
+        whole = len(answers.tensors["correct"]) == len(names)
         return Tried(
-            str(self.folder), model, place, metric, values, said.tensors["correct"], said.tensors["prediction"],
+            str(self.folder), model, place, metric, values, answers.tensors["correct"], answers.tensors["prediction"],
             names if whole else names[:0], table.columns.get("label") if whole else None,
         )  # fmt: skip
 
-    def _models(self, asked: Sequence[str]) -> list[str]:
+    def _models(self, requested: Sequence[str]) -> list[str]:
         names: list[str] = []
-        for model in asked:
+        for model in requested:
             if model == "all":
                 shared = self.run.global_file.is_file()
                 # Where the method makes no personal models, their files repeat the global one.
@@ -515,25 +515,27 @@ def _not_learned(
     return fresh
 
 
-def _texts(part: Examples) -> list[str]:
-    before = part.conversations or [()] * len(part)
-    return [repr(fields) for fields in zip(part.questions, part.answers, before, strict=True)]
+def _texts(examples: Examples) -> list[str]:
+    before = examples.conversations or [()] * len(examples)
+    return [repr(fields) for fields in zip(examples.questions, examples.answers, before, strict=True)]
 
 
-def _seen(part: Examples, row: int) -> bytes:
+def _seen(examples: Examples, row: int) -> bytes:
     """Digest of an example's pictures; of one without, its name."""
-    if not part.images.shape[1] or not presence(part.take([row]))[0, 0]:
-        return part.names[row].encode()
-    return _digest(part.images[number] for number in np.ravel(part.image_index[row]).tolist())
+    if not examples.images.shape[1] or not presence(examples.take([row]))[0, 0]:
+        return examples.names[row].encode()
+    return _digest(examples.images[number] for number in np.ravel(examples.image_index[row]).tolist())
 
 
-def _label_texts(part: LabelExamples) -> list[str]:
-    texts = part.table.texts
-    return [repr((part.table.labels_of(row), "" if texts is None else texts[row])) for row in part.rows.tolist()]
+def _label_texts(examples: LabelExamples) -> list[str]:
+    texts = examples.table.texts
+    return [
+        repr((examples.table.labels_of(row), "" if texts is None else texts[row])) for row in examples.rows.tolist()
+    ]
 
 
-def _label_seen(part: LabelExamples, row: int) -> bytes:
-    return b"" if part.pictures is None else _digest([part.pictures[int(part.rows[row])]])
+def _label_seen(examples: LabelExamples, row: int) -> bytes:
+    return b"" if examples.pictures is None else _digest([examples.pictures[int(examples.rows[row])]])
 
 
 def _digest(pictures: Iterable[np.ndarray]) -> bytes:

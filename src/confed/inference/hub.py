@@ -138,9 +138,9 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
     personal = run.summary.values(View.PERSONAL)
     rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]
     lines = "\n".join(f"| {name} | {100 * value:.1f} |" for name, value in rows)
-    note = "" if clients else " Personal models were measured and are not here."
-    kept = note if any("personal" in name for name, _ in rows) else ""
-    return [f"## Results\n\n| test {metric} in %, one seed | |\n|---|---:|\n{lines}\n{kept and chr(10) + kept.strip()}"]
+    absent = not clients and any("personal" in name for name, _ in rows)
+    note = "\nPersonal models were measured and are not here." if absent else ""
+    return [f"## Results\n\n| test {metric} in %, one seed | |\n|---|---:|\n{lines}\n{note}"]
 
 
 def _escaped(name: str) -> str:

@@ -104,8 +104,8 @@ def mean_over_classes(
     if undefined not in get_args(Undefined):
         raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {undefined!r}")
     if undefined == "omit":
-        kept = values[positives > 0]
-        return float(kept.mean()) if len(kept) else 0.0
+        counted = values[positives > 0]
+        return float(counted.mean()) if len(counted) else 0.0
     return float(np.where(positives > 0, values, 0.0).mean())
 
 
@@ -174,8 +174,8 @@ def class_average_precision(
         block, real = wide(values[:, columns].T), positive[:, columns].T.astype(bool)
         inside = None if counted is None else counted[:, columns].T.astype(bool)
         for i, (column, hit) in enumerate(zip(block, real, strict=True)):
-            kept = slice(None) if inside is None else inside[i]
-            result[columns.start + i] = _average_precision(column[kept], hit[kept])
+            rows = slice(None) if inside is None else inside[i]
+            result[columns.start + i] = _average_precision(column[rows], hit[rows])
     return result
 
 
@@ -191,8 +191,8 @@ def overall_average_precision(
     values, positive, counted = arrays(scores, truth, mask)
     flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
     if counted is not None:
-        kept = counted.reshape(-1).astype(bool, copy=False)
-        flat, hits = flat[kept], hits[kept]
+        entries = counted.reshape(-1).astype(bool, copy=False)
+        flat, hits = flat[entries], hits[entries]
     precision = _average_precision(wide(flat), hits)
     return 0.0 if np.isnan(precision) else precision
 

@@ -129,14 +129,14 @@ class Generation:
         weight = batch["answer_weight"].float()
         return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
 
-    def _named(self, found: Mapping[str, _T]) -> dict[str, _T]:
+    def _named(self, values: Mapping[str, _T]) -> dict[str, _T]:
         """The same values under the metric's own name; a share of answers that any annotator gave is no soft score."""
         old = self._ranked.metric
         if self.metric == old:
-            return dict(found)
+            return dict(values)
         return {
             self.metric + key.removeprefix(old) if key == old or key.startswith(f"{old}/") else key: value
-            for key, value in found.items()
+            for key, value in values.items()
         }
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:

@@ -152,20 +152,20 @@ class Multilabel:
         if not len(logits):
             return {}
         loss = functional.binary_cross_entropy_with_logits(logits.detach(), truth, reduction="none").where(unknown, 0.0)
-        hits, predicted, positives, right, asked = self._rows(logits, truth, unknown)
+        hits, predicted, positives, right, unknown_count = self._rows(logits, truth, unknown)
         lost = (logits.isnan() & unknown).sum(1)
-        rows = [loss.sum(1), hits, predicted, positives, right, asked, lost]
+        rows = [loss.sum(1), hits, predicted, positives, right, unknown_count, lost]
         if self.types and "type" in batch:
             rows.append(batch["type"])
         # Numbers up to 2^24 are exact in single precision, which covers counts and types.
         host = torch.stack([row.float() for row in rows]).cpu().double()
-        loss, hits, predicted, positives, right, asked, lost = host[:7]
+        loss, hits, predicted, positives, right, unknown_count, lost = host[:7]
         f1, count = _example_f1(hits, predicted, positives), float(len(loss))
         sums = {
             "loss": (loss, count),
             "example_f1": (f1, count),
-            "exact_match": (right == asked, count),
-            "label_accuracy": (right, asked),
+            "exact_match": (right == unknown_count, count),
+            "label_accuracy": (right, unknown_count),
             "O-P": (hits, predicted),
             "O-R": (hits, positives),
             "O-F1": (2 * hits, predicted + positives),
@@ -175,8 +175,8 @@ class Multilabel:
             for key, (value, weight) in sums.items()
         }
         if lost.any():
-            tally["nan_logits"] = (lost.sum().item(), asked.sum().item())
-            warnings.warn(_LOST.format(int(lost.sum()), int(asked.sum())), RuntimeWarning, stacklevel=2)
+            tally["nan_logits"] = (lost.sum().item(), unknown_count.sum().item())
+            warnings.warn(_LOST.format(int(lost.sum()), int(unknown_count.sum())), RuntimeWarning, stacklevel=2)
         return tally | (self._by_type(host[7].long(), f1) if len(host) > 7 else {})
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
@@ -198,12 +198,12 @@ class Multilabel:
             see :func:`confed.metrics.binned_precision.bin_counts`.
         """
         probabilities, truth, unknown = self.scores(output, batch)
-        found = label_counts(probabilities, truth, unknown, threshold=self.threshold)
+        label_sums = label_counts(probabilities, truth, unknown, threshold=self.threshold)
         bins = bin_counts(probabilities, truth, unknown, thresholds=self.thresholds)
         arrays = {
-            "true_positives": found.true_positives,
-            "predicted": found.predicted,
-            "positives": found.positives,
+            "true_positives": label_sums.true_positives,
+            "predicted": label_sums.predicted,
+            "positives": label_sums.positives,
             "bins": bins,
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -211,11 +211,11 @@ class Multilabel:
     def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
         """Metrics of added :meth:`counts`."""
         host = {name: value.cpu().numpy() for name, value in counts.items()}
-        found = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
+        label_sums = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
         per_class = binned_average_precision(host["bins"])
         return {
-            **found.summary(self.undefined),
-            "C-AP-binned": mean_over_classes(per_class, found.positives, self.undefined),
+            **label_sums.summary(self.undefined),
+            "C-AP-binned": mean_over_classes(per_class, label_sums.positives, self.undefined),
             "O-AP-binned": float(binned_average_precision(host["bins"].sum(1, keepdims=True))[0]),
         }
 

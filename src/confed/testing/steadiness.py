@@ -102,8 +102,8 @@ def _scores_of_file(setup: Setup, servers: Mapping[str, ServerState], number: in
     values = {**workspace.initial, **tensors, **given}
     if noisy:
         scopes, passive = workspace.scopes(setup.algorithm, info), setup.algorithm.traits.aggregates
-        kept = [name for name in workspace.initial if scopes[name] is Scope.PRIVATE and name not in given]
-        values |= _noise({name: values[name] for name in kept if not matches_any(name, passive)})
+        untouched = [name for name in workspace.initial if scopes[name] is Scope.PRIVATE and name not in given]
+        values |= _noise({name: values[name] for name in untouched if not matches_any(name, passive)})
     copy_into([workspace.tensors[name] for name in values], list(values.values()))
     workspace.set_task(setup.task_of(info.id))
     network = setup.algorithm.deployed_model(workspace.model.eval())
