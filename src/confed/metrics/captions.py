@@ -161,12 +161,10 @@ def load_sacrebleu() -> Any:
 
 
 def _grams(caption: str) -> Counter[Gram]:
-    words = caption_words(caption)
-    items: list[tuple[str, ...]] = []
+    words, counts = caption_words(caption), Counter[Gram]()
     for n in range(1, ORDER + 1):
-        for i in range(len(words) - n + 1):
-            items.append(tuple(words[i : i + n]))
-    return Counter(items)
+        counts.update(zip(*(words[start:] for start in range(n)), strict=False))
+    return counts
 
 
 def _likeness(caption: tuple[list[dict[Gram, float]], int], other: tuple[list[dict[Gram, float]], int]) -> float:

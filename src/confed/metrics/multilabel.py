@@ -23,7 +23,9 @@ A ``mask`` (N, C) restricts everything to the entries where it is true: those wh
 All results are fractions in [0, 1].
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
@@ -227,11 +229,12 @@ def multilabel_metrics(
     per_class = class_average_precision(probabilities, truth, mask)
     values["C-AP"] = mean_over_classes(per_class, counts.positives, undefined)
     values["O-AP"] = overall_average_precision(probabilities, truth, mask)
-    result: dict[str, float] = {}
-    for kind in "CO":
-        for name in ("AP", "P", "R", "F1"):
-            result[f"{kind}-{name}"] = values[f"{kind}-{name}"]
-    return result
+    return in_order(values)
+
+
+def in_order(values: Mapping[str, float]) -> dict[str, float]:
+    """The eight metrics in the order of tables."""
+    return {name: values[name] for name in map("-".join, product("CO", ("AP", "P", "R", "F1")))}
 
 
 def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:

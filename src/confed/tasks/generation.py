@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch.nn import functional
 
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import check_fields
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single
 from confed.tasks.vqa import VQA
 
 _T = TypeVar("_T")
@@ -65,8 +67,7 @@ class Generation:
     """Training scores are of tokens, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        if self.scores not in get_args(Scores):
-            raise ValueError(f"scores must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
+        check_fields(self, "")
         self._ranked  # noqa: B018  # checks answers and types
 
     @property
@@ -158,7 +159,7 @@ def token_loss(logits: Tensor, batch: Batch) -> Tensor:
 
     Raises ``ValueError``: as :func:`answers_there`.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_single(logits)
     target = answers_there(logits, batch)
     surprise = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
     return surprise.masked_fill(~answered(target), 0.0).sum(1)

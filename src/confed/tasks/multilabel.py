@@ -9,13 +9,14 @@ train with a random part of the labels given (label-mask training); FedLGT's cli
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import check_fields
 from confed.federation.reports import LOSS
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.binned_precision import bin_counts, binned_average_precision
@@ -26,6 +27,7 @@ from confed.metrics.multilabel import (
     mean_over_classes,
 )
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single, sums_by_type
 
 __all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
 
@@ -79,10 +81,7 @@ class Multilabel:
     def __post_init__(self) -> None:
         if self.answers < 1:
             raise ValueError(f"answers must be at least 1, got {self.answers}")
-        if self.reduction not in get_args(Reduction):
-            raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
-        if self.undefined not in get_args(Undefined):
-            raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {self.undefined!r}")
+        check_fields(self, "")
         if not 0 <= self.known <= 1:
             raise ValueError(f"task.known must lie in [0, 1], got {self.known}")
         if not 0 < self.threshold < 1:
@@ -177,7 +176,7 @@ class Multilabel:
         if lost.any():
             tally["nan_logits"] = (lost.sum().item(), unknown_count.sum().item())
             warnings.warn(_LOST.format(int(lost.sum()), int(unknown_count.sum())), RuntimeWarning, stacklevel=2)
-        return tally | (self._by_type(host[7].long(), f1) if len(host) > 7 else {})
+        return tally | (sums_by_type(self.metric, self.types, host[7].long(), f1) if len(host) > 7 else {})
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's F1 over its unknown labels, for tests that pair methods example by example.
@@ -200,12 +199,7 @@ class Multilabel:
         probabilities, truth, unknown = self.scores(output, batch)
         label_sums = label_counts(probabilities, truth, unknown, threshold=self.threshold)
         bins = bin_counts(probabilities, truth, unknown, thresholds=self.thresholds)
-        arrays = {
-            "true_positives": label_sums.true_positives,
-            "predicted": label_sums.predicted,
-            "positives": label_sums.positives,
-            "bins": bins,
-        }
+        arrays = {**vars(label_sums), "bins": bins}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
@@ -246,17 +240,9 @@ class Multilabel:
         right = (predicted == real) & unknown
         return tuple(entries.sum(1) for entries in (predicted & real, predicted, real, right, unknown))
 
-    def _by_type(self, kind: Tensor, f1: Tensor) -> dict[str, tuple[float, float]]:
-        low, high = torch.stack(torch.aminmax(kind)).tolist()
-        if low < 0 or high >= len(self.types):
-            raise ValueError(f"every type must lie in [0, {len(self.types)}), got {low if low < 0 else high}")
-        counts = torch.bincount(kind, minlength=len(self.types)).tolist()
-        sums = torch.bincount(kind, weights=f1, minlength=len(self.types)).tolist()
-        return {f"{self.metric}/{n}": (sums[i], float(counts[i])) for i, n in enumerate(self.types) if counts[i]}
-
     def _inputs(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and labels in at least single precision, and which labels are unknown, each (B, C)."""
-        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        logits = at_least_single(output.logits)
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
         if "labels" not in batch:
