@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
+from confed.analysis.victim import Finding, Victim, client_table, expand, number_cell, percent_cell, split_victims
 from confed.attacks.answer_recovery import (
     Observed,
     Recovery,
@@ -43,7 +43,7 @@ from confed.privacy.accountant import epsilon
 from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.tables.table import Cell, Column, Table
 from confed.system import format as formats
-from confed.system.events import Note, Progress, ignore
+from confed.system.events import Progress, ignore
 
 NOISES = (0.03, 0.1, 0.3, 1.0)  # noise multipliers that audits try
 DELTA = 1e-5
@@ -79,9 +79,7 @@ def spent(noise: float, releases: int = 1) -> float | None:
 
 def batches_of(victim: Victim, examples: int, client: str, seed: int) -> list[Batch]:
     """The batches of a client's training examples, in a random order."""
-    if client not in victim.run_data.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
-    whole = victim.run_data.clients[client].tables[0]
+    whole = client_table(victim, client)
     order = torch.randperm(len(whole), generator=generator(seed, 0, client, "audited examples"))[:examples]
     size = victim.setup.local.batch_size
     batches: list[Batch] = [batch for batch in whole.batches(size, order) if len(batch["label"]) > 1]
@@ -133,9 +131,9 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
     for row in rows:
         shares = (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
         lines.append((
-            Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), _number(row.cost),
-            Cell(row.attack), *(Cell(formats.percent(value), 100 * value) for value in shares),
-            _number(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
+            Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), number_cell(row.cost),
+            Cell(row.attack), *map(percent_cell, shares),
+            number_cell(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
             Cell(str(row.recovery.examples), row.recovery.examples),
         ))  # fmt: skip
     table = Table(
@@ -163,10 +161,6 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
     )
     values = {"kind": "answers", "delta": DELTA, "rows": [asdict(row) for row in rows], "notes": list(notes)}
     return Finding("answers", "What the server learns of answers", words, (table,), values)
-
-
-def _number(value: float | None) -> Cell:
-    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
 
 
 MATCHING = "rows compared with every answer's, knowing the last layers"
@@ -249,13 +243,7 @@ def answers(
     runs, notes = expand(folders)
     rows: list[Audited] = []
     names: dict[str, str] = {}
-    for folder, name in zip(runs, names_of(runs), strict=True):
-        victim = open_victim(folder, name=name)
-        # In other methods the same network is whole at a client, and no row is sent.
-        if not victim.partly_known:
-            notes.append(f"left out: {folder}: {victim.label} sends no row per example")
-            continue
-        progress(Note(f"auditing {folder}"))
+    for victim in split_victims(runs, "no row per example", notes, progress):
         names[victim.name] = victim.label
         whose = client or next(iter(victim.run_data.clients))
         batches = batches_of(victim, examples, whose, seed)
