@@ -149,7 +149,7 @@ class FeatureFiles:
         """Writes one file; False where that cannot be done, which is said once."""
         if not self._writes:
             return False
-        size = sum(field.bytes for field in layout) * len(digests)
+        size = row_bytes(layout) * len(digests)
         flat = b"".join(digests)
         # Two processes that computed the same examples write the same file.
         path = self.folder / f"{sha256(flat).hexdigest()[:32]}.safetensors"
@@ -490,12 +490,8 @@ def joined(client_states: Sequence[Any]) -> Any:
     first = client_states[0]
     if isinstance(first, Tensor):
         return torch.cat(list(client_states))
-    return first.__class__(
-        *(
-            torch.cat(column) if isinstance(column[0], Tensor) else column[0]
-            for column in zip(*client_states, strict=True)
-        )
-    )
+    columns = zip(*client_states, strict=True)
+    return first.__class__(*(torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns))
 
 
 def gap(stored: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
