@@ -312,7 +312,7 @@ def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> N
 def test_feddc_without_correction_is_feddyn() -> None:
     # AdamW, where "auto" leaves the correction out; with BatchNorm, dropout and clients of different sizes.
     local = Local(epochs=2, batch_size=4, lr=0.02)
-    (dc, store), (dyn, other) = (simulated(toy_setup(m, local=local), 2) for m in (FedDC(0.3), FedDyn(0.3)))
+    (dc, store, _), (dyn, other, _) = (simulated(toy_setup(m, local=local), 2) for m in (FedDC(0.3), FedDyn(0.3)))
     assert all(torch.allclose(weights(dc)[n], t, atol=1e-6) for n, t in weights(dyn).items())
     for k in range(3):
         one, two = store.load(f"client-{k}").tensors["drift"], other.load(f"client-{k}").tensors["drift"]

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from command_line import command
 from confed.inference.ask import ask
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
@@ -21,10 +21,6 @@ from confed.inference.load import ExportedRun, digest, from_peft, load_exported,
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 TINY = [
     "study.methods=[]", "data.preset=dirichlet", "data.clients=2", "data.train=8", "data.validation=8", "data.test=8",
@@ -313,21 +309,15 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
     with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):
         ask(tmp_path / "run", first, "the cat is red")
-    command = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
+    asking = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
     capfd.readouterr()
-    assert _confed(*command, "--client", "pairs", "--picture2", second, "--json") == 0
+    assert command(*asking, "--client", "pairs", "--picture2", second, "--json") == 0
     said = json.loads(capfd.readouterr().out)
     assert said == {"model": "pairs", **one.ask(first, "the cat is red", image2=second)}
-    assert _confed(*command, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
+    assert command(*asking, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
     assert {line.split()[-1] for line in capfd.readouterr().out.splitlines()} == {"red", "two"}
-    assert _confed(*command, "--client", "pairs") == 2
+    assert command(*asking, "--client", "pairs") == 2
     assert "--picture2" in capfd.readouterr().err
-
-
-def _confed(*arguments: str | Path) -> Any:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return stop.value.code
 
 
 def test_a_client_answers_from_its_own_pool(tmp_path: Path):

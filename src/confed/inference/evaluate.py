@@ -48,8 +48,6 @@ from confed.runs.encode import RunData, encoded
 from confed.runs.modality_subsets import restriction
 from confed.tasks.vqa import summarise
 
-_NAMED_PLACES = 5  # places that a note names
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -70,20 +68,17 @@ class Tried:
 Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
 
 
-def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
-    """Results in groups of one model, in order."""
-    tried_by_model: dict[str, list[Tried]] = {}
+def by_model(tried: Sequence[Tried]) -> dict[tuple[str, str], list[Tried]]:
+    """Results in groups of one model of one run, in order."""
+    groups: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:
-        tried_by_model.setdefault(one.model, []).append(one)
-    return tried_by_model
+        groups.setdefault((one.run, one.model), []).append(one)
+    return groups
 
 
 def comparable_pairs(tried: Sequence[Tried]) -> int:
     """The number of pairs of models, of all runs, that a test could compare: the family of tests of an evaluation."""
-    groups: dict[tuple[str, str], list[Tried]] = {}
-    for one in tried:
-        groups.setdefault((one.run, one.model), []).append(one)
-    return sum(bool(_common(a, b)) for a, b in combinations(groups.values(), 2))
+    return sum(bool(_common(a, b)) for a, b in combinations(by_model(tried).values(), 2))
 
 
 def corrected_tests(tests: Sequence[Mapping[str, Any]], family: int) -> list[dict[str, Any]]:
@@ -123,9 +118,9 @@ def left_out(pairs: Pairs) -> list[str]:
         why = {x.place: text for x, y in common if (text := _unpaired(x, y))}
         for text in sorted({*why.values()}):
             places = [place for place, reason in why.items() if reason == text]
-            more = f" and {len(places) - _NAMED_PLACES} more places" if len(places) > _NAMED else ""
+            more = f" and {len(places) - _NAMED} more places" if len(places) > _NAMED else ""
             names = " and ".join(_pair_names(a, b))
-            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED_PLACES]))}{more}: {text}")
+            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED]))}{more}: {text}")
     if apart:
         notes.append(f"{apart} of {len(pairs)} pairs of models have no place in common and are not compared")
     return notes
@@ -190,33 +185,33 @@ class Evaluation:
 
     def means(self) -> list[dict[str, Any]]:
         """Of every model, the mean over places of the headline metric."""
-        groups: dict[tuple[str, str], list[float]] = {}
-        for one in self.tried:
-            groups.setdefault((one.run, one.model), []).append(one.values[one.metric])
-        return [{"run": r, "model": m, "places": len(v), "mean": sum(v) / len(v)} for (r, m), v in groups.items()]
+        means: list[dict[str, Any]] = []
+        for (run, model), tried in by_model(self.tried).items():
+            mean = sum(one.values[one.metric] for one in tried) / len(tried)
+            means.append({"run": run, "model": model, "places": len(tried), "mean": mean})
+        return means
 
     def table(self) -> Table:
         """A row per run, model and place; then the means over places."""
         words = [Column(name, words=True) for name in ("run", "model", "place")]
         columns = (*words, Column("examples"), Column("metric", words=True), Column("value", unit="%"))
-        rows = tuple(
-            (Cell(t.run), Cell(t.model), Cell(t.place), Cell(str(len(t.correct)), len(t.correct)), Cell(t.metric),
-             _percent(t.values[t.metric]))
-            for t in self.tried
-        )  # fmt: skip
         metrics = {(t.run, t.model): t.metric for t in self.tried}
-        means = tuple(
-            (Cell(m["run"]), Cell(m["model"]), Cell("mean over places"), Cell(""), Cell(metrics[m["run"], m["model"]]),
-             _percent(m["mean"]))
-            for m in self.means()
-        )  # fmt: skip
+        rows: list[tuple[Cell, ...]] = []
+        for t in self.tried:
+            examples = Cell(str(len(t.correct)), len(t.correct))
+            rows.append((*map(Cell, (t.run, t.model, t.place)), examples, Cell(t.metric), _percent(t.values[t.metric])))
+        means: list[tuple[Cell, ...]] = []
+        for m in self.means():
+            metric = metrics[m["run"], m["model"]]
+            labels = (m["run"], m["model"], "mean over places", "", metric)
+            means.append((*map(Cell, labels), _percent(m["mean"])))
         tests = tuple(
             f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} ({_interval(t)}"
             f"sign flips within places, p = {t['p']:.2g}"
             + (f", after Holm's correction over {self.family} pairs {t['p_holm']:.2g})." if self.family > 1 else ").")
             for t in self.tests
         )
-        return Table("Finished models on new data", columns, (rows, means), (*tests, *self.notes))
+        return Table("Finished models on new data", columns, (tuple(rows), tuple(means)), (*tests, *self.notes))
 
 
 def evaluate(
@@ -244,7 +239,7 @@ def evaluate(
         second = runs[1]
         others, more = second.on(source, models, used, learned_from)
         notes = list(dict.fromkeys([*notes, *more]))
-        of, against_of = by_model(tried), by_model(others)
+        of, against_of = ({key[1]: rows for key, rows in by_model(each).items()} for each in (tried, others))
         for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
             notes.append(f"{model} is a model of one run only and not compared")
         pairs = [(model_rows, against_of[model]) for model, model_rows in of.items() if model in against_of]
