@@ -73,13 +73,13 @@ def test_second_question_is_asked_with_what_was_said_before(finished: Path, pict
 def test_questions_come_from_options_or_from_the_input(
     finished: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["predict", str(finished), "--image", str(pictures[0])]
-    assert command(*command, "--question", "what is it?", "--question", "why?") == 0
+    asking = ["predict", str(finished), "--image", str(pictures[0])]
+    assert command(*asking, "--question", "what is it?", "--question", "why?") == 0
     given = capsys.readouterr().out
     found = Talk(finished, pictures[:1]).asked(["what is it?", "why?"])
     assert given == "".join(f"{turn['answer']}\n" for turn in found["turns"])
     monkeypatch.setattr("sys.stdin", io.StringIO("what is it?\n\nwhy?\n"))
-    assert command(*command) == 0
+    assert command(*asking) == 0
     assert capsys.readouterr().out == given
 
 
