@@ -11,7 +11,7 @@ with s = tau^2 at first. The same step is an option of every method that aggrega
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.messages import Reply
@@ -34,7 +34,6 @@ class FedAdam(Algorithm):
     server_lr: Annotated[float, POSITIVE] = 0.01
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.99)
     tau: Annotated[float, POSITIVE] = 1e-3
-    rule: ClassVar[Literal["adam", "yogi"]] = "adam"
     traits = Traits(
         neutral="an adaptive step is FedAvg's only in the limit of a large tau",
         search={"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)},
@@ -42,6 +41,6 @@ class FedAdam(Algorithm):
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
-        """A step of the server's optimizer along the mean update."""
-        optimizer = ServerOptimizer(self.rule, self.server_lr, self.betas, self.tau)
+        """A step of Adam along the mean update."""
+        optimizer = ServerOptimizer("adam", self.server_lr, self.betas, self.tau)
         return optimizer.step(server, self.average(server, replies))

@@ -9,14 +9,20 @@ with s = tau^2 at first. The same step is an option of every method that aggrega
 ``algorithm.server.optimizer = "yogi"``.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated
 
-from confed.algorithms.fedadam import FedAdam
+from confed.federation.algorithm import Algorithm, keeps_protections
+from confed.federation.messages import Reply
+from confed.federation.ranges import BELOW_ONE, POSITIVE
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 
 @dataclass(frozen=True)
-class FedYogi(FedAdam):
+class FedYogi(Algorithm):
     """FedAvg with Yogi on the server.
 
     Attributes:
@@ -25,4 +31,16 @@ class FedYogi(FedAdam):
         tau: adaptivity; a weight whose updates are small beside it moves in proportion to them.
     """
 
-    rule: ClassVar[Literal["adam", "yogi"]] = "yogi"
+    server_lr: Annotated[float, POSITIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.99)
+    tau: Annotated[float, POSITIVE] = 1e-3
+    traits = Traits(
+        neutral="an adaptive step is FedAvg's only in the limit of a large tau",
+        search={"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)},
+    )
+
+    @keeps_protections("robust", "secure_sum", "update_privacy")
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """A step of Yogi along the mean update."""
+        optimizer = ServerOptimizer("yogi", self.server_lr, self.betas, self.tau)
+        return optimizer.step(server, self.average(server, replies))
