@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ from confed.algorithms.promptfl import PromptFL
 from confed.algorithms.split_learning import SplitLearning
 from confed.algorithms.st import ST
 from confed.algorithms.tip_adapter import TipAdapter
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -215,6 +215,6 @@ def test_protections_that_cannot_hold_are_refused(
 
 @pytest.mark.parametrize("method", [FedMD(), PmcmFL(), ModalityFill("mean"), ModalityFill("token")], ids=repr)
 def test_methods_that_average_no_updates_have_no_protection(method: Algorithm) -> None:
-    assert all(method.unsupported_reason(protection) for protection in WHOLE)
-    assert not any(ModalityFill().unsupported_reason(protection) for protection in WHOLE)
-    assert not any(FedAvg().unsupported_reason(protection) for protection in WHOLE)
+    assert all(method.unsupported_reason(protection) for protection in get_args(Protection))
+    assert not any(ModalityFill().unsupported_reason(protection) for protection in get_args(Protection))
+    assert not any(FedAvg().unsupported_reason(protection) for protection in get_args(Protection))
