@@ -239,7 +239,8 @@ def evaluate(
         second = runs[1]
         others, more = second.on(source, models, used, learned_from)
         notes = list(dict.fromkeys([*notes, *more]))
-        of, against_of = ({key[1]: rows for key, rows in by_model(each).items()} for each in (tried, others))
+        of = {model: rows for (_, model), rows in by_model(tried).items()}
+        against_of = {model: rows for (_, model), rows in by_model(others).items()}
         for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
             notes.append(f"{model} is a model of one run only and not compared")
         pairs = [(model_rows, against_of[model]) for model, model_rows in of.items() if model in against_of]
