@@ -127,13 +127,6 @@ def test_moments_made_indefinite_by_noise_are_solved() -> None:
     torch.testing.assert_close(head.diagonal(), 1 / torch.tensor([2.1, 1.1, 0.1], dtype=torch.float64))
 
 
-def test_robust_mean_is_refused() -> None:
-    from confed.federation.robust_mean import RobustMean
-
-    with pytest.raises(ValueError, match=r"algorithm.robust must be left out for AFL"):
-        toy_setup(replace(AFL(), robust=RobustMean("median")))
-
-
 @pytest.mark.parametrize("name", ["vilt_mini", "vit_mini", "resnet_multilabel_mini", "ctran_mini"])
 def test_backbones_give_their_features(name: str) -> None:
     words = WordTokenizer(["which", "colour", "is", "this"])

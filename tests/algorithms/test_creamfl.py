@@ -21,8 +21,6 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import ServerSide
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
-from confed.federation.secure_sum import SecureSum
-from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.losses import info_nce as losses_module
 from confed.losses.info_nce import inter_modal, match_scores
@@ -32,7 +30,7 @@ from confed.report.tables.columns import Context, columns_of, method_row
 from confed.results.summary import Summary
 from confed.runs.checks import check_method
 from confed.runs.run import run as run_recipe
-from confed.testing.toy import ToyPromptModel, ToyTask, toy_model, toy_setup
+from confed.testing.toy import ToyPromptModel, ToyTask, toy_setup
 from confed.testing.trial import run
 from method_contract import keep_contract
 
@@ -338,15 +336,6 @@ def test_a_federation_of_mixed_clients_keeps_the_contract() -> None:
 
 
 # Refusals -------------------------------------------------------------------------------------------------------
-
-
-def test_protections_are_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"weighs every client's representations.*must see each alone"):
-        toy_setup(CreamFL(secure_sum=SecureSum()))
-    with pytest.raises(ValueError, match="averages no updates"):
-        CreamFL(server=ServerOptimizer("momentum", lr=0.5)).configure(ToyPromptModel(torch.Generator()), ToyTask())
-    with pytest.raises(ValueError, match=r"ToyModel has none of texts: set model.name to 'clip'"):
-        CreamFL().configure(toy_model(), ToyTask())
 
 
 def test_names_of_clients_of_one_modality_are_checked() -> None:

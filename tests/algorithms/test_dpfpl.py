@@ -169,13 +169,6 @@ def test_both_epsilons_are_in_summary_and_report(tmp_path: Path) -> None:
     assert f"{epsilon(4.0, 6, 1e-5):.3g}" in html
 
 
-def test_tasks_that_compare_examples_and_fine_tuning_are_refused() -> None:
-    from confed.testing.toy import toy_contrastive_task
-
-    setup = toy_setup(DPFPL())
-    with pytest.raises(ValueError, match="this task's loss compares examples"):
-        DPFPL().configure(setup.model(), toy_contrastive_task())
-    with pytest.raises(ValueError, match="learns prompts of class names"):
-        toy_setup(DPFPL(), kind="")
+def test_a_clip_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"example_privacy\.clip must be positive"):
         replace(WIDE, clip=0.0)

@@ -1,7 +1,6 @@
 """FedDPA's training and its weights at inference against computations by hand on the toy model."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState, MemoryStore
-from confed.testing.toy import ToyTask, toy_model, toy_setup
+from confed.testing.toy import toy_setup
 
 LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.0)
 
@@ -158,21 +157,3 @@ def test_sequential_makes_the_local_adapter_at_the_end() -> None:
 def test_replies_weigh_by_their_examples_or_alike() -> None:
     reply = Reply(ClientInfo("a", 7), Message())
     assert (FedDPA().weight(reply), FedDPA(weighting="uniform").weight(reply)) == (7.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schedule": "F"}, "algorithm.schedule must be one of iterative, sequential, got 'F'"),
-        ({"mix": 1.5}, r"algorithm.mix must lie in \[0, 1\], got 1.5"),
-        ({"examples": 0}, "algorithm.examples must be at least 1, got 0"),
-    ],
-)
-def test_feddpa_with_an_option_out_of_range_is_refused(options: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedDPA(**options)
-
-
-def test_models_without_adapters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"FedDPA trains adapters, and ToyModel has none: set model\.trainable"):
-        FedDPA().configure(toy_model(), ToyTask())

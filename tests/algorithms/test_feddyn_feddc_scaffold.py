@@ -24,6 +24,7 @@ from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_clients, toy_model, toy_setup
 from quadratics import Array, Bowl, Same
+from toy_runs import simulated
 
 STEPS, RATE = 5, 0.1
 SGD = Local(epochs=STEPS, batch_size=100, lr=RATE, optimizer="sgd", weight_decay=0.0)
@@ -45,13 +46,6 @@ A = np.array([[1.0, 3.0], [4.0, 0.5], [2.0, 2.0]])
 B = np.array([[0.0, 1.0], [1.0, -2.0], [-1.0, 0.5]])
 SIZES = (2, 3, 7)
 START = np.array([2.0, -1.0])
-
-
-def run(setup: Setup, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
-    store = MemoryStore()
-    with Simulation(setup, store, cohort=cohort) as simulation:
-        assert isinstance(simulation.executor, InProcess)
-        return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def bowls(method: Algorithm, rounds: int, local: Local = SGD, clients: int = 3, equal: bool = False) -> Setup:
@@ -79,7 +73,7 @@ def shares(cohort: list[int]) -> dict[int, float]:
 @pytest.mark.parametrize("cohort", [3, 2])
 def test_feddyn_step_by_step(cohort: int) -> None:
     alpha, rounds = 0.3, 6
-    records, store = run(bowls(FedDyn(alpha), rounds), cohort)
+    records, store, _ = simulated(bowls(FedDyn(alpha), rounds), cohort)
     w, h = START, np.zeros((3, 2))
     for number in range(rounds):
         chosen, ends = sample_cohort(3, cohort, 0, number), []
@@ -100,7 +94,7 @@ def test_feddyn_step_by_step(cohort: int) -> None:
 @pytest.mark.parametrize("correction", ["auto", "off"])
 def test_feddc_step_by_step(cohort: int, correction: str) -> None:
     alpha, rounds = 0.2, 6
-    records, store = run(bowls(FedDC(alpha, correction), rounds), cohort)  # pyright: ignore[reportArgumentType]
+    records, store, _ = simulated(bowls(FedDC(alpha, correction), rounds), cohort)  # pyright: ignore[reportArgumentType]
     w, h, own, cloud = START, np.zeros((3, 2)), np.zeros((3, 2)), np.zeros(2)
     for number in range(rounds):
         chosen, ends, change = sample_cohort(3, cohort, 0, number), [], np.zeros(2)
@@ -133,7 +127,7 @@ def test_feddc_step_by_step(cohort: int, correction: str) -> None:
 @pytest.mark.parametrize("option", ["auto", "gradient"])
 def test_scaffold_step_by_step(cohort: int, option: str) -> None:
     rounds = 6
-    records, store = run(bowls(Scaffold(option), rounds), cohort)  # pyright: ignore[reportArgumentType]
+    records, store, _ = simulated(bowls(Scaffold(option), rounds), cohort)  # pyright: ignore[reportArgumentType]
     w, variate, mean = START, np.zeros((3, 2)), np.zeros(2)
     for number in range(rounds):
         chosen, ends, change = sample_cohort(3, cohort, 0, number), [], []
@@ -164,7 +158,7 @@ def test_fedavg_is_biased_where_the_drift_methods_are_not() -> None:
         FedDC(0.1): optimum, FedDC(1.0, "off"): optimum,
     }  # fmt: skip
     for method, end in wanted.items():
-        records, _ = run(bowls(method, 45, clients=2, equal=True))
+        records, _, _ = simulated(bowls(method, 45, clients=2, equal=True))
         assert path(records)[-1] == pytest.approx(end, abs=2e-3), method
 
 
@@ -180,7 +174,7 @@ def test_scaffold_alone_or_among_equals_is_fedavg() -> None:
     local = Local(epochs=3, batch_size=12, lr=0.05, optimizer="sgd", weight_decay=0.0)  # the order is irrelevant
     for clients in ({"one": table}, {"one": table, "two": table, "three": table}):
         got, wanted = (
-            weights(run(toy_setup(m, clients=dict(clients), local=local, noisy=False))[0])
+            weights(simulated(toy_setup(m, clients=dict(clients), local=local, noisy=False))[0])
             for m in (Scaffold("steps"), FedAvg())
         )
         assert all(torch.allclose(got[n], wanted[n], atol=1e-5) for n in wanted)
@@ -202,7 +196,7 @@ def test_a_cohort_of_unequal_clients_reaches_the_optimum(method: Algorithm) -> N
 
     members = Members({f"client-{k}": ExactSame(A[k], B[k], SIZES[k]) for k in range(3)})
     method = replace(method, accumulator="float64").configure(Exact(), Bowl())
-    records, _ = run(Setup(method, members, Bowl(), SGD, Exact, 180), cohort=2)
+    records, _, _ = simulated(Setup(method, members, Bowl(), SGD, Exact, 180), cohort=2)
     weight = np.array(SIZES)[:, None] * A
     optimum = (weight * B).sum(axis=0) / weight.sum(axis=0)
     assert path(records)[-1] == pytest.approx(optimum, abs=1e-10)
@@ -217,11 +211,11 @@ def test_feddc_corrects_under_a_schedule() -> None:
 
     local = replace(SGD, schedule="cosine", warmup=0.2)
     setup = replace(bowls(FedDC(0.0), 1, local), task=Slope())
-    _, store = run(setup)
+    _, store, _ = simulated(setup)
     for k in range(3):
         # After the first round g_k = -Delta / (sum of rates) = b; with S eta it would be a fraction of it.
         assert store.load(f"client-{k}").tensors["gradient"]["theta"][0].numpy() == pytest.approx(B[k], abs=1e-4)
-    _, store = run(replace(setup, local=replace(local, momentum=0.9)))
+    _, store, _ = simulated(replace(setup, local=replace(local, momentum=0.9)))
     assert "gradient" not in store.load("client-0").tensors
 
 
@@ -289,7 +283,7 @@ def test_one_clients_rate_moves_feddcs_gradient_by_no_more_than_it_may(method: F
 def test_honest_rates_lie_within_feddcs_bound(warmup: float) -> None:
     clients = toy_clients(sizes=(1, 2, 8, 40))  # with fewer examples than a batch, rates differ by more than ten times
     local = replace(SGD, epochs=1, batch_size=8, lr=0.01, warmup=warmup)
-    records, _ = run(toy_setup(FedDC(0.1), clients=clients, local=local, rounds=2))
+    records, _, _ = simulated(toy_setup(FedDC(0.1), clients=clients, local=local, rounds=2))
     assert not any("'rate'" in str(error) for record in records for error in record.errors.values())
     assert "gradient" in records[-1].servers["main"].slots
 
@@ -318,7 +312,7 @@ def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> N
 def test_feddc_without_correction_is_feddyn() -> None:
     # AdamW, where "auto" leaves the correction out; with BatchNorm, dropout and clients of different sizes.
     local = Local(epochs=2, batch_size=4, lr=0.02)
-    (dc, store), (dyn, other) = (run(toy_setup(m, local=local), 2) for m in (FedDC(0.3), FedDyn(0.3)))
+    (dc, store, _), (dyn, other, _) = (simulated(toy_setup(m, local=local), 2) for m in (FedDC(0.3), FedDyn(0.3)))
     assert all(torch.allclose(weights(dc)[n], t, atol=1e-6) for n, t in weights(dyn).items())
     for k in range(3):
         one, two = store.load(f"client-{k}").tensors["drift"], other.load(f"client-{k}").tensors["drift"]
@@ -331,7 +325,7 @@ def test_the_first_round_of_scaffold_is_that_of_fedavg() -> None:
     clients = toy_clients(sizes=(8, 8))
     for variate in ("steps", "gradient"):
         got, wanted = (
-            weights(run(toy_setup(m, clients=clients, rounds=1))[0])
+            weights(simulated(toy_setup(m, clients=clients, rounds=1))[0])
             for m in (Scaffold(variate), FedAvg())  # pyright: ignore[reportArgumentType]
         )
         assert all(torch.equal(got[n], wanted[n]) for n in wanted)
@@ -362,7 +356,7 @@ def test_the_servers_sum_is_that_of_all_clients(method: Algorithm, slot: str) ->
     clients["client-1"] = Failing(*clients["client-1"].tables)
     local = Local(epochs=1, batch_size=8, lr=0.02)
     setup = toy_setup(replace(method, accumulator="float64"), clients=clients, local=local, rounds=6)
-    records, store = run(setup, cohort=3)
+    records, store, _ = simulated(setup, cohort=3)
     assert any(record.errors for record in records)
     sums = records[-1].servers["main"].slots[slot]
     states = [store.load(name).tensors.get(slot) for name in clients]
@@ -377,14 +371,14 @@ def test_the_servers_sum_is_that_of_all_clients(method: Algorithm, slot: str) ->
 
 def test_statistics_are_averaged_and_nothing_else() -> None:
     setup = toy_setup(FedDyn(0.1), rounds=1)
-    records, store = run(setup)
+    records, store, _ = simulated(setup)
     personal = [store.load(f"client-{k}").tensors["personal"]["norm.running_mean"] for k in range(3)]
     got = records[-1].servers["main"].params["norm.running_mean"]
     assert torch.allclose(got, torch.stack(personal).mean(dim=0), atol=1e-6)
 
 
 def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
-    records = {m: run(toy_setup(m, rounds=2))[0][-1] for m in (FedAvg(), FedDyn(), FedDC(), Scaffold())}
+    records = {m: simulated(toy_setup(m, rounds=2))[0][-1] for m in (FedAvg(), FedDyn(), FedDC(), Scaffold())}
     plain, dyn, dc, scaffold = records.values()
     trained = 4 * sum(p.numel() for p in toy_model().parameters() if p.requires_grad)
     for name, up in plain.bytes_up.items():
@@ -396,7 +390,7 @@ def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
 
 def test_a_round_without_any_step_length_leaves_the_variates_alone() -> None:
     local = replace(SGD, epochs=1, warmup=1.0)  # the first of two rounds has rate 0
-    records, store = run(bowls(Scaffold("steps"), 2, local))
+    records, store, _ = simulated(bowls(Scaffold("steps"), 2, local))
     assert path(records)[0] == pytest.approx(START)
     assert all(torch.isfinite(store.load(f"client-{k}").tensors["variate"]["theta"]).all() for k in range(3))
 
@@ -408,7 +402,7 @@ def test_a_schedule_is_in_scaffolds_step_length() -> None:
             return (batch["b"] * output.logits).sum(dim=1).mean()
 
     setup = replace(bowls(Scaffold(), 4, replace(SGD, schedule="cosine", warmup=0.2)), task=Slope())
-    _, store = run(setup)
+    _, store, _ = simulated(setup)
     for k in range(3):
         assert store.load(f"client-{k}").tensors["variate"]["theta"][0].numpy() == pytest.approx(B[k], abs=1e-4)
 
@@ -421,4 +415,4 @@ def test_options_out_of_range_are_refused() -> None:
     for method in (FedDyn(), FedDC(), Scaffold()):
         setup = replace(toy_setup(FedAvg()), algorithm=method)
         with pytest.raises(RuntimeError, match=r"does not know this model's buffers; call configure\(model, task\)"):
-            run(setup)
+            simulated(setup)

@@ -380,12 +380,3 @@ def test_the_server_may_step_along_the_mean() -> None:
 def test_other_switches_keep_the_contract(method: FedKD, transports: bool) -> None:
     ran = keep_contract(method, transports)
     assert transports or {"survives the wire", "resumes exactly"} <= ran
-
-
-def test_bad_hyper_parameters_are_named() -> None:
-    with pytest.raises(ValueError, match=r"algorithm.energy_start must lie in \(0, 1\], got 0"):
-        FedKD(energy_start=0)
-    with pytest.raises(ValueError, match=r"algorithm.energy_end must lie in \(0, 1\], got 1.5"):
-        FedKD(energy_end=1.5)
-    with pytest.raises(ValueError, match=r"algorithm.reduction must be one of element, batch, got 'sum'"):
-        FedKD(reduction="sum")  # type: ignore[arg-type]

@@ -185,20 +185,6 @@ class WithoutPictures(InOrder):
             yield batch
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "blog"}, "algorithm.preset must be one of paper, code, got 'blog'"),
-        ({"tau": 1.5}, r"algorithm.tau must lie in \[0, 1\], got 1.5"),
-        ({"eps": -0.1}, "algorithm.eps must not be negative, got -0.1"),
-        ({"graph_noise": float("nan")}, "algorithm.graph_noise must be a number, got nan"),
-    ],
-)
-def test_faulty_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        FedLGT(**options)
-
-
 # The label graph ----------------------------------------------------------------------------------------------
 
 

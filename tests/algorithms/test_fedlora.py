@@ -19,7 +19,7 @@ from confed.losses.low_rank import dimension_wise, redistribute, residual, stack
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
-from confed.testing.toy import ToyModel, ToyTask
+from confed.testing.toy import ToyTask
 from lora_federation import RANKS, SCALE, A, B, D, LoRAToy, product, run
 from method_contract import keep_contract, with_and_without_transports
 
@@ -376,33 +376,3 @@ def test_presets_are_the_choices() -> None:
     assert FedLoRA(preset="ffa_lora") == FedLoRA(preset="ffa_lora", train="B")
     assert replace(FedLoRA(preset="flora"), preset="") == FedLoRA(aggregation="stack")
     assert replace(FedLoRA(preset="lora"), preset="") == FedLoRA()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"preset": "dora"}, r"algorithm.preset must be one of .* got 'dora'"),
-        ({"train": "A"}, r"algorithm.train must be one of both, B, alternate, got 'A'"),
-        ({"weighting": "size"}, r"algorithm.weighting must be one of uniform, examples, got 'size'"),
-        (
-            {"preset": "flora", "aggregation": "svd"},
-            r"aggregation is 'stack' in the preset 'flora', got 'svd'",
-        ),
-        ({"train": "B", "share": "A"}, r"algorithm.share must not be 'A'"),
-        ({"share": "A", "aggregation": "stack"}, r"algorithm.share must be 'both', got 'A'"),
-        ({"ranks": {"client-0": 0}}, r"algorithm.ranks.client-0 must be at least 1, got 0"),
-        ({"preset": "fedex_lora", "ranks": RANKS}, r"algorithm.ranks needs one of the aggregations"),
-    ],
-)
-def test_settings_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedLoRA(**settings)
-
-
-def test_models_without_lora_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ToyModel trains none: set model.trainable to 'lora'"):
-        FedLoRA().configure(ToyModel(False, torch.Generator()), ToyTask())
-    with pytest.raises(ValueError, match=r"ranks.client-0 must be at most 2, which is the rank of body, got 3"):
-        FedLoRA(ranks={"client-0": 3}).configure(LoRAToy(False, 2), ToyTask())
-    with pytest.raises(ValueError, match=r"at most 8 for the aggregation 'svd'.* got 9"):
-        FedLoRA(preset="flexlora").configure(LoRAToy(False, 9), ToyTask())

@@ -14,7 +14,7 @@ from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.testing import CHECKS
-from confed.testing.toy import ToyTask, toy_setup
+from confed.testing.toy import ToyTask
 from lora_federation import RANKS, A, B, LoRAToy, lora_toy, product, run
 from method_contract import keep_contract, with_and_without_transports
 
@@ -221,39 +221,6 @@ def test_contract_of_alternation_with_fisher_information(transports: bool) -> No
 
 
 # Refused ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", ["lora_fair", "flora_na", "hetlora"])
-@pytest.mark.parametrize(
-    "protection",
-    [{"update_privacy": UpdatePrivacy(clip=1.0)}, {"robust": RobustMean("median")}, {"secure_sum": SecureSum()}],
-)
-def test_protections_that_do_not_apply_are_refused(preset: Preset, protection: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be left out for FedLoRA: algorithm.aggregation = .* puts the clients'"):
-        toy_setup(FedLoRA(preset=preset, **protection))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"preset": "lora_fair", "ranks": RANKS},
-            r"algorithm.ranks needs one of the aggregations .*'norm', got 'corrected'",
-        ),
-        ({"preset": "rolora", "share": "B"}, r"share is 'both' in the preset 'rolora'"),
-        ({"train": "alternate", "share": "B"}, r"with 'alternate' not 'B'"),
-        (
-            {"train": "alternate", "aggregation": "svd"},
-            r"aggregation must be 'mean' \(which is exact then\) or 'fisher'",
-        ),
-        ({"correction": -1.0}, "algorithm.correction"),
-        ({"prune_decay": 1.5}, "algorithm.prune_decay"),
-        ({"least_rank": 0}, "algorithm.least_rank"),
-    ],
-)
-def test_settings_of_newer_presets_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedLoRA(**settings)
 
 
 def test_the_search_is_over_the_constants_in_effect() -> None:

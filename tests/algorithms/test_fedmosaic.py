@@ -16,14 +16,11 @@ from confed.engines.perform import Setup
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.randomness import generator
-from confed.federation.robust_mean import RobustMean
-from confed.federation.secure_sum import SecureSum
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.testing import CHECKS
-from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_setup
+from confed.testing.toy import ToyTask, toy_clients
 from lora_federation import SCALE, A, B, Listener, LoRAToy, lora_toy
 from method_contract import keep_contract, with_and_without_transports
 
@@ -229,21 +226,3 @@ def test_a_failed_client_leaves_the_others_means_alone() -> None:
     assert after.round == states[-1].round + 1
     assert after.slots.keys() == states[-1].slots.keys()
     assert set(after.slots[GRADIENT]) == set(states[-1].slots[GRADIENT])
-
-
-@pytest.mark.parametrize(
-    "protection",
-    [{"update_privacy": UpdatePrivacy(clip=1.0)}, {"robust": RobustMean("median")}, {"secure_sum": SecureSum()}],
-)
-def test_protections_are_refused(protection: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="every client is sent a mean of its own"):
-        toy_setup(FedMosaic(**protection))
-
-
-def test_refused_models_and_settings() -> None:
-    with pytest.raises(ValueError, match=r"ToyModel trains none: set model.trainable to 'lora'"):
-        FedMosaic().configure(ToyModel(False, torch.Generator()), ToyTask())
-    with pytest.raises(ValueError, match=r"algorithm.layer must be a layer with LoRA, such as 'body', got 'stem'"):
-        FedMosaic(layer="stem").configure(LoRAToy(False, 2), ToyTask())
-    with pytest.raises(ValueError, match=r"algorithm.temperature must be"):
-        FedMosaic(temperature=0.0)

@@ -13,19 +13,15 @@ from confed.algorithms.st import ST
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
-from confed.federation.state import ClientState, MemoryStore
+from confed.federation.state import MemoryStore
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 from method_contract import keep_contract, with_and_without_transports
+from toy_runs import client_in
 
 
-def _client(round: int = 1) -> Client:
-    setup = toy_setup(FedP3(), noisy=False)
-    workspace, info = Workspace(setup.build()), setup.population.info(1)
-    client = Client(
-        info, toy_clients()["client-1"], workspace.model, workspace.tensors, ToyTask(), setup.local, ClientState(),
-        workspace.scopes(FedP3(), info), workspace.initial, round, 3, seed=0,
-    )  # fmt: skip
-    client.load(workspace.initial)
+def _student(round: int = 1) -> Client:
+    client = client_in(toy_setup(FedP3(), noisy=False), round=round)
+    client.load(client.initial)
     return client
 
 
@@ -87,7 +83,7 @@ G = {
 
 @pytest.mark.parametrize("method", SWITCHES, ids=repr)
 def test_the_loss_is_the_papers(method: FedP3) -> None:
-    client = _client()
+    client = _student()
     losses = method.objective(client)
     batch = _moved(client)
     with torch.no_grad():
@@ -104,7 +100,7 @@ def test_the_loss_is_the_papers(method: FedP3) -> None:
 def test_what_is_random_is_a_function_of_seed_round_and_client(method: FedP3) -> None:
     values = []
     for _ in range(2):
-        client = _client()
+        client = _student()
         losses = method.objective(client)
         batch = _moved(client)
         (loss,) = losses(client.model, batch)
@@ -113,7 +109,7 @@ def test_what_is_random_is_a_function_of_seed_round_and_client(method: FedP3) ->
 
 
 def test_the_kl_row_is_hintons() -> None:
-    client = _client()
+    client = _student()
     method = ST(lam=0.5, temperature=2.0)
     losses = method.objective(client)
     batch = _moved(client)
@@ -131,7 +127,7 @@ def test_the_kl_row_is_hintons() -> None:
 
 @pytest.mark.parametrize("method", [FedP3(), ST()])
 def test_the_term_begins_at_its_round(method: Algorithm) -> None:
-    client = _client(round=0)
+    client = _student(0)
     losses = method.objective(client)
     batch = _moved(client)
     with torch.no_grad():
@@ -162,16 +158,3 @@ def test_a_strong_term_keeps_clients_near_the_global_model() -> None:
             after = torch.func.functional_call(model, personal, (batch,)).logits
         gaps.append(float((before - after).abs().mean()))
     assert gaps[1] < 0.5 * gaps[0]
-
-
-def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="top_n must be at least 2"):
-        FedP3(top_n=1)
-    with pytest.raises(ValueError, match="start_round must not be negative"):
-        FedP3(start_round=-1)
-    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
-        FedP3(pairs="sampled", samples=0)
-    with pytest.raises(ValueError, match=r'"sorted" needs .* got space "logit" and g "erf"'):
-        FedP3(pairs="sorted", space="logit", g="erf")
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        ST(temperature=0)

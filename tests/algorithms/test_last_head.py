@@ -6,21 +6,20 @@ from torch import Tensor
 
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.fedpeft import FedPEFT
-from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.local import RoundRecord
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.state import MemoryStore
 from confed.testing import CHECKS
 from confed.testing.toy import toy_setup
+from toy_runs import simulated
 
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02)
 
 
 def run(method: Algorithm) -> tuple[list[RoundRecord], MemoryStore]:
-    store = MemoryStore()
-    simulation = Simulation(toy_setup(method, local=LOCAL, rounds=2, noisy=False), store)
-    assert isinstance(simulation.executor, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
+    records, store, _ = simulated(toy_setup(method, local=LOCAL, rounds=2, noisy=False))
+    return records, store
 
 
 def kept(store: MemoryStore, what: str) -> dict[str, Tensor]:

@@ -3,24 +3,15 @@
 import pytest
 import torch
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.late_fusion import LateFusionFedAvg
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
 from confed.federation.local import Local
 from confed.federation.ownership import modalities_of, restricted
-from confed.federation.state import MemoryStore
 from confed.models.late_fusion import LateFusion, late_fusion_mini
-from confed.testing.toy import toy_model, toy_setup
+from confed.testing.toy import toy_setup
 from modal_batches import modal_batch
+from toy_runs import simulated
 
 SMALL = {"width": 16, "layers": 1, "attention_heads": 2, "hidden": 16, "mels": 8, "word_width": 8}
-
-
-def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore]:
-    store = MemoryStore()
-    simulation = Simulation(setup, store)
-    assert isinstance(simulation.executor, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def model(**options) -> LateFusion:
@@ -67,14 +58,9 @@ def test_objective_is_the_sum_of_the_losses_of_each_modality_alone() -> None:
 
 def test_fine_tuning_keeps_what_it_learned_and_trains_the_modalities_apart() -> None:
     local = Local(epochs=1, batch_size=8, lr=0.05)
-    records, store = run(toy_setup(LateFusionFedAvg(), kind="modalities", local=local, rounds=2))
-    _, untuned = run(toy_setup(LateFusionFedAvg(finetune_epochs=0), kind="modalities", local=local, rounds=2))
+    records, store, _ = simulated(toy_setup(LateFusionFedAvg(), kind="modalities", local=local, rounds=2))
+    _, untuned, _ = simulated(toy_setup(LateFusionFedAvg(finetune_epochs=0), kind="modalities", local=local, rounds=2))
     tuned, server = store.load("client-0").tensors["personal"], records[-1].servers["main"].params
     assert not torch.equal(tuned["head.weight"], server["head.weight"])
     assert not torch.equal(untuned.load("client-0").tensors["personal"]["head.weight"], tuned["head.weight"])
     assert all(bool(torch.isfinite(t).all()) for t in tuned.values())
-
-
-def test_models_that_need_all_modalities_are_refused() -> None:
-    with pytest.raises(ValueError, match="ToyModel"):
-        LateFusionFedAvg().configure(toy_model(), toy_setup(FedAvg()).task)

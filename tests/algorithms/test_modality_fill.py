@@ -7,29 +7,21 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.modality_fill import Kind, ModalityFill
 from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
+from confed.engines.local import Setup
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
-from confed.federation.state import MemoryStore, ServerState
-from confed.models.caption_transformer import caption_transformer_tiny
-from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
+from confed.federation.state import ServerState
+from confed.testing.toy import OWNED, modal_clients, toy_setup
 from method_contract import keep_contract, with_and_without_transports
+from toy_runs import simulated
 
 ALL = ("image", "text", "audio")
 STILL = Local(epochs=1, batch_size=7, lr=1e-12, optimizer="sgd", weight_decay=0.0)
-
-
-def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore]:
-    store = MemoryStore()
-    simulation = Simulation(setup, store)
-    assert isinstance(simulation.executor, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def modal(method: ModalityFill, **options: Any) -> Setup:
@@ -99,7 +91,7 @@ def test_gradients_reach_a_token_where_it_is_read_and_no_mean() -> None:
 
 def test_the_server_has_the_weighted_mean_over_the_owners() -> None:
     setup = modal(ModalityFill("mean"), local=STILL, rounds=1)
-    params = run(setup)[0][0].servers["main"].params
+    params = simulated(setup)[0][0].servers["main"].params
     model = setup.model().eval()
     clients = modal_clients(0, (12, 20, 16))
     for m in ALL:
@@ -121,7 +113,7 @@ def test_means_come_anew_every_round_and_of_owners_alone() -> None:
             seen.extend(kept)
             return ModalityFill.aggregate(self, server, kept)
 
-    records, store = run(modal(Watched("mean"), rounds=2))
+    records, store, _ = simulated(modal(Watched("mean"), rounds=2))
     for reply in seen:
         sent = {n.removeprefix("fusion.means.") for n in reply.message.tensors if "means" in n}
         assert sent == {*OWNED[reply.client.id]}
@@ -150,10 +142,10 @@ def test_tokens_are_averaged_over_those_who_read_them() -> None:
 def test_tokens_learn_where_something_is_missing_also_by_example() -> None:
     setup = modal(ModalityFill("token"), rounds=1)
     start = setup.model().state_dict()
-    after = run(setup)[0][0].servers["main"].params
+    after = simulated(setup)[0][0].servers["main"].params
     assert all(not torch.equal(after[f"fusion.tokens.{m}"], start[f"fusion.tokens.{m}"]) for m in ALL)
     whole = modal_clients(0, (12, 20), [ALL, ALL])
-    after = run(modal(ModalityFill("token"), rounds=1, clients=whole))[0][0].servers["main"].params
+    after = simulated(modal(ModalityFill("token"), rounds=1, clients=whole))[0][0].servers["main"].params
     assert all(torch.equal(after[f"fusion.tokens.{m}"], start[f"fusion.tokens.{m}"]) for m in ALL)
 
 
@@ -172,24 +164,13 @@ def test_the_other_kinds_keep_the_contract(kind: Kind, transports: bool) -> None
     keep_contract(ModalityFill(kind), transports)
 
 
-def test_unknown_kinds_and_models_without_places_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"algorithm\.kind must be one of zero, mean, token, got 'median'"):
-        ModalityFill("median")  # pyright: ignore[reportArgumentType]
-    task = toy_setup(FedAvg()).task
-    with pytest.raises(ValueError, match="ToyModel needs all of them"):
-        ModalityFill().configure(toy_model(), task)
-    with pytest.raises(ValueError, match="a model that writes reads none"):
-        ModalityFill().configure(caption_transformer_tiny(1, 20), task)
-    model = modal(ModalityFill()).model()
+def test_a_batch_of_no_modality_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one of image, text, audio, got label"):
-        model({"label": torch.zeros(2)})
-    protections = ("update_privacy", "robust", "secure_sum")
-    assert not any(ModalityFill().unsupported_reason(p) for p in protections)
-    assert all(ModalityFill(kind).unsupported_reason(p) for kind in ("mean", "token") for p in protections)
+        modal(ModalityFill()).model()({"label": torch.zeros(2)})
 
 
 def test_a_place_that_sees_everything_and_a_client_of_two() -> None:
     table: Table = modal_clients(3, (6,), [ALL])["client-0"].tables[0]
     setup = modal(ModalityFill("mean"), clients=modal_clients(0, (2, 9, 9)), rounds=1)
-    records, _ = run(replace(setup, observers={"all": TableData(table, table, table)}))
+    records, _, _ = simulated(replace(setup, observers={"all": TableData(table, table, table)}))
     assert not any(record.errors for record in records)

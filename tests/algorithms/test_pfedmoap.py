@@ -1,6 +1,5 @@
 """pFedMoAP: the gate against torch's attention, which prompts clients are sent, what stays, refusals."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 from confed.algorithms.pfedmoap import POOL, THERE, VECTORS, Gate, PFedMoAP, nearest
 from confed.algorithms.promptfl import PromptFL
 from confed.federation.families.prompts import CONTEXT
-from confed.federation.robust_mean import RobustMean
-from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run as run_recipe
@@ -139,22 +136,6 @@ def test_a_dual_encoder_of_the_library_mixes_prompts_in_the_second_round(tmp_pat
 def test_nearest_prompts_come_first() -> None:
     own, others = torch.zeros(1, 2), [torch.full((1, 2), x) for x in (3.0, -1.0, 2.0)]
     assert [p[0, 0].item() for p in nearest(own, others, 2)] == [-1.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"secure_sum": SecureSum()}, "secure_sum must be left out for pFedMoAP: the server compares single prompts"),
-        ({"robust": RobustMean("median")}, "robust must be left out for pFedMoAP"),
-        (
-            {"update_privacy": UpdatePrivacy(clip=1.0, at="server")},
-            "pFedMoAP: clients are sent single",
-        ),
-    ],
-)
-def test_protections_of_the_mean_alone_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_setup(replace(PFedMoAP(), **options))
 
 
 def test_noise_at_the_client_is_on_the_prompts_that_others_are_sent() -> None:

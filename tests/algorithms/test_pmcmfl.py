@@ -8,26 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.pmcmfl import PmcmFL
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
-from confed.federation.state import MemoryStore, ServerState
+from confed.federation.state import ServerState
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
-from confed.tasks.vqa import VQA
-from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
+from confed.testing.toy import OWNED, modal_clients, toy_setup
+from toy_runs import simulated
 
 PROTOTYPES = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])  # nothing is known of class 1
 Z = torch.tensor([[3.0, 4.0], [-1.0, 0.0], [5.0, 5.0]])
-
-
-def run(setup: Setup) -> tuple[list[RoundRecord], Simulation]:
-    simulation = Simulation(setup, MemoryStore())
-    assert isinstance(simulation.executor, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), simulation
 
 
 def extended(**options: Any) -> tuple[Any, Any]:
@@ -137,7 +129,7 @@ def test_a_copy_answers_with_its_own_values() -> None:
 def test_the_servers_prototypes_are_means_over_all_examples() -> None:
     still = Local(epochs=1, batch_size=7, lr=1e-12, optimizer="sgd", weight_decay=0.0)
     setup = toy_setup(PmcmFL(), kind="modalities", noisy=False, local=still, rounds=1)
-    records, _ = run(setup)
+    records, _, _ = simulated(setup)
     params = records[0].servers["main"].params
     model = setup.model().eval()
     for m in ("image", "text", "audio"):
@@ -174,24 +166,8 @@ def test_a_client_of_two_examples_and_a_place_that_sees_everything() -> None:
     setup = toy_setup(
         PmcmFL(fusion_weight=0.1, modality_weight=0.1), kind="modalities", clients=modal_clients(0, (2, 9, 9))
     )
-    records, simulation = run(replace(setup, observers={"all": TableData(*table.tables)}))
+    records, _, simulation = simulated(replace(setup, observers={"all": TableData(*table.tables)}))
     assert not any(record.errors for record in records)
     views = simulation.evaluate(records[-1].servers, 3, split="test")
     assert views["unseen"]["all"]["accuracy"][1] == 6
     assert set(views["personal"]) == set(OWNED)
-
-
-def test_options_out_of_range_and_other_tasks_are_refused() -> None:
-    for options, message in (
-        ({"fusion_weight": -1.0}, "fusion_weight must not be negative"),
-        ({"modality_weight": -1.0}, "modality_weight must not be negative"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            PmcmFL(**options)
-    task, model = toy_setup(FedAvg()).task, toy_setup(FedAvg(), kind="modalities").build()
-    with pytest.raises(ValueError, match="ToyModel needs all of them"):
-        PmcmFL().configure(toy_model(), task)
-    with pytest.raises(ValueError, match="exactly one right answer"):
-        PmcmFL().configure(model, VQA(3, objective="bce"))
-    assert all(PmcmFL().unsupported_reason(protection) for protection in ("update_privacy", "robust", "secure_sum"))

@@ -48,8 +48,3 @@ def test_one_step_is_down_the_gradient_of_the_written_out_loss(options: dict[str
 def test_only_the_context_travels() -> None:
     sent = [reply.message for _, call, reply in run(toy_setup(PromptFL())).replies if call.action == "fit"]
     assert all(set(message.tensors) == {CONTEXT} for message in sent)
-
-
-def test_models_without_class_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="learns prompts of class names, and ToyModel reads none"):
-        toy_setup(PromptFL(), kind="")

@@ -15,14 +15,13 @@ from confed.algorithms.crd import CRD
 from confed.algorithms.dkd import DKD
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.sp import SP
-from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
-from confed.federation.state import ClientState, MemoryStore, Store
+from confed.federation.state import ClientState, Store
 from confed.federation.teacher import global_features
 from confed.losses.distillation import (
     Embedding,
@@ -35,6 +34,7 @@ from confed.losses.distillation import (
 )
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 from method_contract import keep_contract, with_and_without_transports
+from toy_runs import client_in, simulated
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
 TEACHER = torch.tensor([[1, 2, 0.5, -1], [0, 0, 2, 1]], dtype=torch.float64)
@@ -274,15 +274,9 @@ def client_of(
     method: Algorithm, local: Local | None = None, round: int = 1, state: ClientState | None = None
 ) -> Client:
     """A client in the middle of a run: what it received is not what it starts from, so that both differ."""
-    local = local or Local(epochs=2, batch_size=7)
-    setup = toy_setup(method, local=local, noisy=False)
-    workspace = Workspace(setup.model())
-    info = setup.population.info(1)
-    client = Client(
-        info, toy_clients()["client-1"], workspace.model, workspace.tensors, ToyTask(), local, state or ClientState(),
-        workspace.scopes(method, info), workspace.initial, round, 4, seed=0,
-    )  # fmt: skip
-    client.load({n: workspace.initial[n] for n in client.names(Scope.SHARED)})
+    setup = toy_setup(method, local=local or Local(epochs=2, batch_size=7), rounds=4, noisy=False)
+    client = client_in(setup, round=round, state=state)
+    client.load({n: client.initial[n] for n in client.names(Scope.SHARED)})
     return client
 
 
@@ -361,12 +355,9 @@ def test_before_its_first_round_a_method_is_fedavg(method: Algorithm) -> None:
 def run(method: Algorithm, rounds: int, **clients: object) -> tuple[dict[str, Tensor], Store]:
     local = Local(epochs=2, batch_size=4, lr=0.02)
     setup = toy_setup(method, local=local, rounds=rounds, noisy=False, **clients)  # type: ignore[arg-type]
-    simulation = Simulation(setup, MemoryStore(), InProcess(setup))
-    servers = simulation.start(simulation.executor.workspace)  # type: ignore[attr-defined]
-    for record in simulate(simulation, servers, 0):
-        assert not record.errors
-        servers = record.servers
-    return dict(servers["main"].params), simulation.store
+    records, store, _ = simulated(setup)
+    assert not any(record.errors for record in records)
+    return dict(records[-1].servers["main"].params), store
 
 
 def test_features_of_the_global_model_are_computed_once_per_example_and_round() -> None:

@@ -34,7 +34,6 @@ from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.inference.load import load_exported
 from confed.models.contrastive import AnswerProjection
-from confed.privacy.cut import CutPrivacy
 from confed.recipes.recipe import load_recipe
 from confed.runs import run as experiment
 from confed.testing import trial
@@ -313,29 +312,6 @@ def test_equal_answers_are_masked_without_labels() -> None:
     assert torch.equal(_same(fresh.cut(batch)[1]), mask)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "both"}, "algorithm.preset must be one of paper, code, got 'both'"),
-        ({"staleness": 2}, "algorithm.staleness must be one of 0, 1, got 2"),
-        ({"averaged": "none"}, "algorithm.averaged must be one of all, backbone, got 'none'"),
-        ({"decorrelate": -1.0}, "algorithm.decorrelate must not be negative, got -1.0"),
-    ],
-)
-def test_faulty_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BiCSL(**options)
-
-
-def test_a_model_in_one_piece_is_refused_before_training() -> None:
-    from confed.testing.toy import ToyTask, toy_model
-
-    with pytest.raises(ValueError, match=r"BiCSL needs task.name = 'contrastive', got 'ToyTask'"):
-        BiCSL().configure(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match="split learning needs a model with one answer head"):
-        SplitLearning().configure(toy_contrastive_model(), ToyTask())
-
-
 # Sessions in the engines ------------------------------------------------------------------------------------------
 
 
@@ -480,11 +456,6 @@ def test_adapters_that_diverge_in_a_last_step_are_not_averaged() -> None:
 def test_a_round_in_which_nobody_begins_says_why(algorithm: Algorithm) -> None:
     with pytest.raises(RuntimeError, match=r"could begin round 1; client-2.*at least two examples per batch"):
         run(setup_of(algorithm, local=replace(SGD, batch_size=1)))
-
-
-def test_gradients_that_nobody_sends_are_not_clipped() -> None:
-    with pytest.raises(ValueError, match=r"algorithm.privacy.gradient_clip must be left out"):
-        BiCSL(privacy=CutPrivacy(gradient_clip=1.0))
 
 
 # Models that are handed over ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from confed.algorithms.tip_adapter import KEYS, SUMS, TipAdapter, cached, votes
-from confed.testing.toy import ToyModel, toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import run
 
 RNG = torch.Generator().manual_seed(5)
@@ -83,9 +83,3 @@ def test_new_places_have_no_keys_of_their_own() -> None:
     given = setup.algorithm.initial_private(run(setup).servers["main"].params)
     assert given[KEYS].shape == (3, 2, 4)
     assert not given[KEYS].any()
-
-
-def test_a_model_without_texts_is_refused() -> None:
-    setup = toy_setup(TipAdapter())
-    with pytest.raises(ValueError, match=r"ToyModel reads none: set model\.name to"):
-        TipAdapter().configure(ToyModel(False, torch.Generator()), setup.task)

@@ -10,8 +10,8 @@ import torch
 from safetensors.numpy import load_file
 
 from coloured_labels import SHIFT, colours_dataset
+from command_line import confed as command
 from confed.analysis.known_labels import tell
-from confed.cli.app import main
 from confed.federation.randomness import derive
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
@@ -63,9 +63,7 @@ def test_metrics_are_of_labels_that_are_not_told(finished: Path) -> None:
 def test_the_command_writes_page_table_and_curve(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["tell", str(finished), "--shares", "0,0.5", "--out", str(tmp_path)])
-    assert ended.value.code == 0
+    assert command("tell", str(finished), "--shares", "0,0.5", "--out", str(tmp_path)) == 0
     assert "told" in capsys.readouterr().out
     assert json.loads((tmp_path / "told.json").read_text())["kind"] == "told"
     assert {"told.html", "told.csv", "told.md", "told.svg"} <= {path.name for path in tmp_path.iterdir()}
@@ -82,7 +80,5 @@ def test_the_command_writes_page_table_and_curve(
 def test_faulty_commands_say_why(
     finished: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["tell", str(finished), *arguments])
-    assert ended.value.code == 2
+    assert command("tell", str(finished), *arguments) == 2
     assert complaint in " ".join(capsys.readouterr().err.split())

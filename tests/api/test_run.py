@@ -17,7 +17,7 @@ import confed
 from command_line import Patch, refused
 from confed.api.progress import in_this_session
 from confed.api.run import Report, check_reached
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.registry import models
 from confed.results.folder import RunFolder
 from confed.studies.runner import run_single
@@ -107,7 +107,7 @@ def test_predictions_are_those_of_the_command_line_from_files_arrays_and_picture
     finished: confed.Run, tmp_path: Path
 ) -> None:
     Image.fromarray(PICTURE).save(tmp_path / "grey.png")
-    expected = predict(finished.folder, tmp_path / "grey.png", "which colour is this?", "warm", 2)
+    expected = ask(finished.folder, tmp_path / "grey.png", "which colour is this?", "warm", top=2)
     for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
         assert finished.predict(source, "which colour is this?", "warm", top=2) == expected
     assert finished.predict(PICTURE, "which?")["model"] == "global"
@@ -154,9 +154,9 @@ def test_interrupted_runs_go_on_with_the_same_numbers(finished: confed.Run, tmp_
         run = confed.load_run(folder)
         assert str(run) == f"Run fedavg, seed 0, unfinished, 1 rounds done: {folder}"
         assert list(run.history.index) == [0, 1]
-        for ask in (lambda run: run.results, lambda run: run.summary, lambda run: run.personal("warm")):
+        for read in (lambda run: run.results, lambda run: run.summary, lambda run: run.personal("warm")):
             with refused("is not finished: it stands at round 1; continue it with"):
-                ask(run)
+                read(run)
         assert go_on(run).finished
         assert bytes_of(folder) == bytes_of(finished.folder)
 

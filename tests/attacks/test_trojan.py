@@ -13,6 +13,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
+from command_line import confed as command
 from confed.analysis.trojan_page import CONDITIONS, Attacked, attack_victim, paired, whole_pixels
 from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
@@ -31,7 +32,6 @@ from confed.attacks.trojan import (
     with_words,
     word_embedding,
 )
-from confed.cli import main
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
@@ -378,9 +378,7 @@ def test_the_command_writes_a_page_tables_and_json(
 ) -> None:
     out = tmp_path / "out"
     arguments = ["attack", str(finished), "--kind", "trojan", "--examples", "8", "--steps", "2", "--out", str(out)]
-    with pytest.raises(SystemExit) as done:
-        main([*arguments, "--json"])
-    assert done.value.code == 0
+    assert command(*arguments, "--json") == 0
     values = json.loads(capsys.readouterr().out)
     (row,) = values["rows"]
     assert row["threat"] == "whole model"
@@ -408,7 +406,5 @@ def test_the_command_writes_a_page_tables_and_json(
 def test_faulty_commands_say_why(
     finished: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["attack", str(finished), *arguments])
-    assert done.value.code == 2
+    assert command("attack", str(finished), *arguments) == 2
     assert message in capsys.readouterr().err

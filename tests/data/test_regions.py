@@ -19,7 +19,7 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.data.targets import SoftTargets
 from confed.datasets.scenes import FAMILIES, public_split, scenes
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.inference.export import export
 from confed.inference.load import load_exported
 from confed.metrics.vqa import soft_targets
@@ -290,7 +290,7 @@ def test_a_run_is_asked_and_exported(tmp_path: Path):
     recorded = load_file(folder / "predictions.safetensors")["global/client-01/prediction"]
     picture = tmp_path / "picture.png"
     Image.fromarray(examples.images[int(examples.image_index[0])]).save(picture)
-    found = predict(folder, picture, examples.questions[0])
+    found = ask(folder, picture, examples.questions[0])
     assert found["answers"][0]["answer"] == data.answers[int(recorded[0])]
     export(folder, tmp_path / "out")
     loaded = load_exported(tmp_path / "out").ask(picture, examples.questions[0])

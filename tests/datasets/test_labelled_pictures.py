@@ -15,7 +15,7 @@ from PIL import Image
 from confed.cli.dataset_description import describe
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.datasets.labelled_pictures import labelled_pictures
-from confed.inference.ask import predict_labels
+from confed.inference.ask import ask
 from confed.prepare.label_embeddings import write_label_embeddings
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
@@ -260,7 +260,7 @@ def test_what_the_module_says_to_type_works(folder: Path, tmp_path: Path) -> Non
     assert recipe.label("fedlgt_ule") == "FedLGT"
     summary = run(recipe.method("fedlgt_ule"), tmp_path / "run")
     assert "nan" not in json.dumps(summary).lower()
-    found = predict_labels(tmp_path / "run", image=folder / "images" / "00.png", known=["tree=yes"])
+    found = ask(tmp_path / "run", image=folder / "images" / "00.png", known=["tree=yes"])
     assert {entry["label"] for entry in found["labels"]} == {"dog", "car"}
     assert all(math.isfinite(entry["probability"]) for entry in found["labels"])
 

@@ -22,7 +22,7 @@ from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
 from confed.datasets.scenes.presets import FUNCTIONS, PRESETS
 from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, hide, read, say
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.curves import judged_curves
@@ -434,10 +434,10 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     assert "to choose from:" in page
     picture = tmp_path / "picture.png"
     Image.new("RGB", (64, 64)).save(picture)
-    told = predict(folder, picture, "there is a dog in the top left", "entailment")
+    told = ask(folder, picture, "there is a dog in the top left", "entailment")
     assert {a["answer"] for a in told["answers"]} == {"entailed", "contradicted", "neutral"}
     with pytest.raises(ValueError, match=r"name a client: .*vqa, pairs, entailment, choice"):
-        predict(folder, picture, "what is red?")
+        ask(folder, picture, "what is red?")
 
 
 def test_tables_of_different_finetunings_say_what_learns_and_what_travels():

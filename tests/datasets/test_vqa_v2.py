@@ -19,7 +19,7 @@ from confed.data.region_files import RegionIndex, StoredRegions, image_number, r
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.models.vision_features import load_vision_encoder
 from confed.prepare.region_features import Options, prepare
 from confed.recipes.recipe import load_recipe
@@ -440,7 +440,7 @@ def test_an_encoder_of_transformers_makes_features_of_pictures(root: Path, tmp_p
         "[local]\nepochs = 1\nlr = 0.01\n[run]\nrounds = 1\nworkers = 1\ngallery = 1\n"
     )
     run(load_recipe(recipe), tmp_path / "run")
-    answer = predict(tmp_path / "run", tmp_path / "train2014" / "COCO_train2014_000000000009.png", "is this thing 3?")
+    answer = ask(tmp_path / "run", tmp_path / "train2014" / "COCO_train2014_000000000009.png", "is this thing 3?")
     assert answer["answers"][0]["answer"] in COMMON
     assert "image" not in json.loads((tmp_path / "run" / "gallery.json").read_text())[0]
 

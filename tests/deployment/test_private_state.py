@@ -24,7 +24,7 @@ from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.supernode import SuperNode, read_key
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.sites import SiteRegistry, Timeouts
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.inference.load import load_exported
 from confed.privacy.secure_sum.plan import Plan
 from confed.recipes.recipe import load_recipe
@@ -223,12 +223,12 @@ def test_every_site_has_the_simulator_s_models(
         else:
             assert not (own / GLOBAL).exists()
     question = "which colour is this?"
-    expected = predict(tmp_path / "simulated", picture, question, "cold")
+    expected = ask(tmp_path / "simulated", picture, question, "cold")
     asked = ["predict", str(tmp_path / "cold"), "--image", str(picture), "--question", question, "--json"]
     assert exit_code(asked) == 0
     assert json.loads(capsys.readouterr().out) == expected
     assert exit_code(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"]) == 0
-    assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
+    assert load_exported(tmp_path / "exported", "cold").predict(picture, question)["answers"] == expected["answers"]
 
 
 def test_a_site_that_answers_no_evaluations_keeps_its_models_all_the_same(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def reference(name: str) -> Outcome:
     found = outcome(setup_of(case.algorithm, case.local))
     effect = apart(found, without(*case.without))
     assert found.errors == {}
-    if row_of(name).asked:
+    if row_of(name).in_rounds:
         assert effect > (1e-3 if case.visible else 0.0)
     else:
         assert effect == 0.0
@@ -111,7 +111,7 @@ def on_ray() -> dict[str, dict[str, float]]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_cell_on_ray(name: str, on_ray: dict[str, dict[str, float]]):
-    result = "equal bits" if row_of(name).asked else "not asked"
+    result = "equal bits" if row_of(name).in_rounds else "not asked"
     assert row_of(name).result("Ray", CASES[name].value) == result
     assert on_ray[name] == {"errors": 0, "apart": 0.0}
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from confed.cli import main
+from command_line import confed as command
 from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.datasets.scenes import scenes
@@ -210,9 +210,7 @@ def test_questions_with_choices_may_have_no_training_examples():
 
 def test_the_command_writes_and_prints(runs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]):
     arguments = ["evaluate", str(runs[0]), "--data", "test=10", "--model", "global", "--json"]
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert not ended.value.code
+    assert command(*arguments) == 0
     content = json.loads(capfd.readouterr().out)
     assert content["files"]["evaluation.csv"].endswith("evaluations/1/evaluation.csv")
     assert {row["examples"] for row in content["results"]} == {10}

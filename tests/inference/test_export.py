@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from confed.inference.ask import predict
+from command_line import confed as command
+from confed.inference.ask import ask
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import ExportedRun, digest, from_peft, load_exported, to_peft
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 TINY = [
     "study.methods=[]", "data.preset=dirichlet", "data.clients=2", "data.train=8", "data.validation=8", "data.test=8",
@@ -263,7 +259,7 @@ def test_a_published_backbone_is_referred_to_and_checked(tmp_path: Path):
     assert f'from_pretrained("{source}", config=config)' in Path(written["global"], "README.md").read_text()
     image = tmp_path / "x.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(image)
-    asked = predict(tmp_path / "run", image, "is there a dog ?")
+    asked = ask(tmp_path / "run", image, "is there a dog ?")
     assert {"model": "global", **load_exported(tmp_path / "out").ask(image, "is there a dog ?")} == asked
     with pytest.raises(ValueError, match="exists already"):
         export(tmp_path / "run", tmp_path / "out")
@@ -312,22 +308,16 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
     with pytest.raises(ValueError, match=r"give at least two \(--choice, repeated\), got 1"):
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
     with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):
-        predict(tmp_path / "run", first, "the cat is red")
-    ask = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
+        ask(tmp_path / "run", first, "the cat is red")
+    asking = ["predict", tmp_path / "run", "--image", first, "--question", "the cat is red"]
     capfd.readouterr()
-    assert _confed(*ask, "--client", "pairs", "--picture2", second, "--json") == 0
+    assert command(*asking, "--client", "pairs", "--picture2", second, "--json") == 0
     said = json.loads(capfd.readouterr().out)
     assert said == {"model": "pairs", **one.ask(first, "the cat is red", image2=second)}
-    assert _confed(*ask, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
+    assert command(*asking, "--client", "choice", "--shared", "--choice", "red", "--choice", "two") == 0
     assert {line.split()[-1] for line in capfd.readouterr().out.splitlines()} == {"red", "two"}
-    assert _confed(*ask, "--client", "pairs") == 2
+    assert command(*asking, "--client", "pairs") == 2
     assert "--picture2" in capfd.readouterr().err
-
-
-def _confed(*arguments: str | Path) -> Any:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return stop.value.code
 
 
 def test_a_client_answers_from_its_own_pool(tmp_path: Path):

@@ -4,23 +4,19 @@ import json
 import shlex
 import shutil
 import tomllib
-import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
 import confed
+from command_line import confed as command
 from confed.inference.finished_run import FinishedRun
 from confed.inference.hub import HubName, card, fetch, hub_name, publish
 from confed.inference.load import load_exported
 from confed.results.summary import Summary
 from hub_server import Hub
 from tiny_runs import TINY
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 SHORT = {"run.rounds": 1, "run.controls": "none", "run.evaluate_every": 0}
 NOISE = {"algorithm.update_privacy": {"clip": 1.0, "noise": 0.8, "at": "client"}}
@@ -31,13 +27,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> confed.Run:
     folder = tmp_path_factory.mktemp("hub") / "run"
     named = {"study.methods": [], "algorithm.name": "fedavg"}
     return confed.run("fedvqa_scenes", {**TINY, **SHORT, **NOISE, **named}, folder=folder, progress=False)
-
-
-def command(*words: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def test_only_the_shared_model_is_uploaded_unless_asked(run: confed.Run, hub: Hub, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models that write, over the stand-in of the hub: captions, and conversations with LoRA; asked by name, as at home."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,10 @@ import pytest
 import yaml
 
 import confed
+from command_line import confed as command
 from confed.inference.load import load_exported
 from confed.models.caption_tokenizer import WrittenWords
 from hub_server import Hub
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 SHORT = {"rounds": 1, "gallery": 0, "evaluate_every": 0, "controls": "none", "modality_matrix": False, "workers": 1}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -35,10 +31,9 @@ TAGS = {"captions": "image-to-text", "chat": "image-text-to-text"}
 
 def printed(capfd: pytest.CaptureFixture[str], *words: object) -> str:
     capfd.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
+    status = command(*words)
     out, err = capfd.readouterr()
-    assert stop.value.code == 0, err
+    assert status == 0, err
     return out
 
 

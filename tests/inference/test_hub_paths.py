@@ -4,12 +4,12 @@ import json
 import re
 import shutil
 import tomllib
-import warnings
 from pathlib import Path
 
 import pytest
 
 import confed
+from command_line import confed as command
 from confed.federation.file_names import file_name
 from confed.inference.export import export as write_export
 from confed.inference.export import readme
@@ -21,10 +21,6 @@ from confed.results.summary import Summary
 from hub_server import Hub
 from tiny_runs import TINY
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
-
 SHORT = {"study.methods": [], "algorithm.name": "fedavg", "run.rounds": 1, "run.controls": "none"}
 NAME = 'the "ward" 1/2'
 
@@ -33,13 +29,6 @@ NAME = 'the "ward" 1/2'
 def run(tmp_path_factory: pytest.TempPathFactory) -> confed.Run:
     folder = tmp_path_factory.mktemp("home") / "run"
     return confed.run("fedvqa_scenes", {**TINY, **SHORT}, folder=folder, progress=False)
-
-
-def command(*words: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def test_no_path_of_this_machine_goes_to_the_hub(hub: Hub, tmp_path: Path) -> None:

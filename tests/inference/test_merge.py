@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confed.cli import main
+from command_line import confed as command
 from confed.inference.export import export_merged
 from confed.inference.finished_run import FinishedRun
 from confed.recipes.recipe import load_recipe
@@ -52,9 +52,7 @@ def test_merged_model_gives_the_runs_scores_in_plain_transformers(tmp_path: Path
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     folder = finished(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(folder), str(tmp_path / "out"), "--merged"])
-    assert not ended.value.code
+    assert command("export", str(folder), str(tmp_path / "out"), "--merged") == 0
     plain: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
     processor: Any = AutoProcessor.from_pretrained(tmp_path / "out")
     assert not any("lora" in name for name in plain.state_dict())

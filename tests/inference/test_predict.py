@@ -14,7 +14,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
 from confed.datasets.scenes import scenes
-from confed.inference.ask import predict
+from confed.inference.ask import ask
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.results.run_files import name_hashes
@@ -47,7 +47,7 @@ def test_predictions_are_those_of_the_run(finished: Path, tmp_path: Path, client
     examples = dataset.clients["sports"].test
     for row in (0, 17, 39):
         image = _picture(tmp_path, examples.images[int(examples.image_index[row])])
-        found = predict(finished, image, examples.questions[row], client, top=2)
+        found = ask(finished, image, examples.questions[row], client, top=2)
         assert found["model"] == (client or "global")
         assert found["answers"][0]["answer"] == dataset.answers[int(recorded[row])]
         assert found["unknown_words"] == []
@@ -71,7 +71,7 @@ def test_predictions_say_which_example_each_row_is_and_what_is_right(finished: P
 
 def test_probabilities_add_up_and_unknown_words_are_named(finished: Path, tmp_path: Path):
     image = _picture(tmp_path, np.full((90, 50, 3), 200, np.uint8))
-    found = predict(finished, image, "Is there a zebra, or a RED car?", top=1000)
+    found = ask(finished, image, "Is there a zebra, or a RED car?", top=1000)
     assert sum(entry["probability"] for entry in found["answers"]) == pytest.approx(1, abs=1e-3)
     assert "zebra" in found["unknown_words"]
     assert not {"RED", "a"} & set(found["unknown_words"])
@@ -98,7 +98,7 @@ def test_faulty_questions_to_a_run(finished: Path, tmp_path: Path):
         (tmp_path, image, "red ?", None, "not a run folder"),
     ):
         with pytest.raises(ValueError, match=message):
-            predict(folder, picture, question, client)
+            ask(folder, picture, question, client)
 
 
 def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp_path: Path):
@@ -106,15 +106,15 @@ def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp
     local = tmp_path / "local"
     run(load_recipe(overrides=[*TINY, "algorithm.name=local", "model.trainable=adapters"]), local)
     with pytest.raises(ValueError, match=r"no global model; .* transport, sports, educational, natural"):
-        predict(local, image, "how many ?")
+        ask(local, image, "how many ?")
     with pytest.raises(ValueError, match="no global model"):
-        predict(local, image, "how many ?", "sports", shared=True)
+        ask(local, image, "how many ?", "sports", shared=True)
     with pytest.raises(ValueError, match="shared needs a client"):
-        predict(finished, image, "how many ?", shared=True)
+        ask(finished, image, "how many ?", shared=True)
     with pytest.raises(ValueError, match=r"reads one picture \(its head is 'answers'\): leave the second one out"):
-        predict(finished, image, "how many ?", image2=image)
+        ask(finished, image, "how many ?", image2=image)
     with pytest.raises(ValueError, match=r"has a fixed answer set .* leave the choices out"):
-        predict(finished, image, "how many ?", choices=["a", "b"])
+        ask(finished, image, "how many ?", choices=["a", "b"])
     file = local / "models/personal/sports/trained.safetensors"
     tensors = load_file(file)
     tensors["classifier.3.bias"] = torch.zeros(7)
@@ -122,10 +122,10 @@ def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp
     save_file(tensors, file)
     message = r"vilt\.invented is unknown; classifier\.3\.bias has shape \(7,\), expected \(\d+,\)"
     with pytest.raises(ValueError, match=message):
-        predict(local, image, "how many ?", "sports")
+        ask(local, image, "how many ?", "sports")
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(ValueError, match="must be a complete safetensors file"):
-        predict(local, image, "how many ?", "sports")
+        ask(local, image, "how many ?", "sports")
 
 
 def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_global(tmp_path: Path):
@@ -135,12 +135,12 @@ def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_glob
     examples = dataset.clients["sports"].test
     refusal = r"shares no model that answers without a client's own parts; name a client: .* transport, sports"
     with pytest.raises(ValueError, match=refusal):
-        predict(folder, tmp_path / "none.png", "how many ?")
+        ask(folder, tmp_path / "none.png", "how many ?")
     recorded = load_file(folder / "predictions.safetensors")
     for view, shared in (("personal", False), ("global", True)):
         for row in (3, 20):
             image = _picture(tmp_path, examples.images[int(examples.image_index[row])])
-            found = predict(folder, image, examples.questions[row], "sports", top=1, shared=shared)
+            found = ask(folder, image, examples.questions[row], "sports", top=1, shared=shared)
             expected = int(recorded[f"{view}/sports/prediction"][row])
             assert found["answers"][0]["answer"] == dataset.answers[expected]
 

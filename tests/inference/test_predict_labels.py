@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from coloured_labels import RECIPE, SHIFT, colours_dataset
-from confed.cli.app import main
-from confed.inference.ask import ask, known_labels, predict, predict_labels, write_page
+from command_line import confed as command
+from confed.inference.ask import ask, known_labels, write_page
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import ExportedRun
@@ -36,7 +36,7 @@ def picture(tmp_path: Path) -> Path:
 def test_probabilities_are_those_that_the_run_recorded(finished: Path, picture: Path, client: str | None) -> None:
     view = "global" if client is None else "personal"
     expected = load_file(finished / "predictions.safetensors")[f"{view}/u1/probabilities"][2]
-    found = predict_labels(finished, picture, client=client)
+    found = ask(finished, picture, client=client)
     values = {entry["label"]: entry["probability"] for entry in found["labels"]}
     np.testing.assert_allclose([values[n] for n in ("red", "green", "blue", "never")], expected, atol=2e-6)
     assert [e["probability"] for e in found["labels"]] == sorted(values.values(), reverse=True)
@@ -45,8 +45,8 @@ def test_probabilities_are_those_that_the_run_recorded(finished: Path, picture: 
 
 
 def test_known_labels_change_the_others_by_what_the_model_makes_of_them(finished: Path, picture: Path) -> None:
-    before = {e["label"]: e["probability"] for e in predict_labels(finished, picture)["labels"]}
-    found = predict_labels(finished, picture, known=["Red=yes"], attention=True)
+    before = {e["label"]: e["probability"] for e in ask(finished, picture)["labels"]}
+    found = ask(finished, picture, known=["Red=yes"], attention=True)
     assert [e["label"] for e in found["known"]] == ["red"]
     assert found["known"][0] == {"label": "red", "state": True, "alone": before["red"]}
     assert {e["label"] for e in found["labels"]} == {"green", "blue", "never"}
@@ -56,9 +56,9 @@ def test_known_labels_change_the_others_by_what_the_model_makes_of_them(finished
         assert entry["probability"] == pytest.approx(1 / (1 + np.exp(-logit[entry["label"]] - SHIFT)), abs=1e-5)
     green = next(e for e in found["labels"] if e["label"] == "green")
     assert green["attention"] == [[0.5, 1.0, 0.5], [0.5, 0.5, 0.5]]  # its own place, the largest weight being 1
-    both = predict_labels(finished, picture, known=["red=yes, green=no"])
+    both = ask(finished, picture, known=["red=yes, green=no"])
     assert all(e["probability"] == pytest.approx(e["alone"], abs=1e-6) for e in both["labels"])
-    assert len(predict_labels(finished, picture, top=1)["labels"]) == 1
+    assert len(ask(finished, picture, top=1)["labels"]) == 1
 
 
 def test_a_label_with_a_comma_stands_alone_and_capitals_do_not_matter() -> None:
@@ -89,28 +89,27 @@ def test_faulty_known_labels_are_named(texts: list[str], message: str) -> None:
 
 def test_what_cannot_be_asked_is_refused(finished: Path, picture: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give labels and answer no questions"):
-        predict(finished, picture, "is it red?")
+        ask(finished, picture, "is it red?")
     with pytest.raises(ValueError, match=r"reads pictures: give one \(--image\)"):
-        predict_labels(finished)
+        ask(finished)
     with pytest.raises(ValueError, match="reads pictures: leave the text out"):
-        predict_labels(finished, text="red")
+        ask(finished, text="red")
     with pytest.raises(ValueError, match="top must be at least 1"):
-        predict_labels(finished, picture, top=0)
+        ask(finished, picture, top=0)
     with pytest.raises(ValueError, match="no client is called 'mars'"):
-        predict_labels(finished, picture, client="mars")
+        ask(finished, picture, client="mars")
     (tmp_path / "colours.toml").write_text(RECIPE)
     blind = ["model.name='coloured_labels:blind'", "task.known=0.0", "run.rounds=1", "run.gallery=0"]
     run(load_recipe(tmp_path / "colours.toml", blind), tmp_path / "run")
     with pytest.raises(ValueError, match="blind' cannot be told known labels"):
-        predict_labels(tmp_path / "run", picture, known=["red=no"])
+        ask(tmp_path / "run", picture, known=["red=no"])
 
 
 def test_the_command_prints_labels_and_writes_a_page(
     finished: Path, picture: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    with pytest.raises(SystemExit, match="0"):
-        main(["predict", str(finished), "--image", str(picture), "--known", "blue=yes", "--page", str(page)])
+    assert command("predict", str(finished), "--image", str(picture), "--known", "blue=yes", "--page", str(page)) == 0
     out = capsys.readouterr().out
     assert "known: blue yes" in out
     assert "never" in out
@@ -119,13 +118,11 @@ def test_the_command_prints_labels_and_writes_a_page(
     assert "Where each label looked" in html
     assert "blue: yes" in html
     assert html.count("data:image/png") > 1  # the picture and a veil
-    with pytest.raises(SystemExit, match="0"):
-        main(["predict", str(finished), "--image", str(picture), "--page", str(page), "--json"])
+    assert command("predict", str(finished), "--image", str(picture), "--page", str(page), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["page"] == str(page)
     assert all(entry["attention"] for entry in found["labels"])
-    with pytest.raises(SystemExit, match="2"):
-        main(["predict", str(finished), "--image", str(picture), "--question", "red?"])
+    assert command("predict", str(finished), "--image", str(picture), "--question", "red?") == 2
     assert "leave --question out" in capsys.readouterr().err
 
 

@@ -1,5 +1,4 @@
 import json
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from command_line import confed as command
 from confed.data.encode import encode
 from confed.datasets.scenes import ANSWERS, FAMILIES, WORDS, public_split
 from confed.models import create_model
@@ -16,10 +16,6 @@ from confed.models.vilt import mini_tokenizer, vilt_mini
 from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, run, word_targets
 from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 SMALL = {"questions": 64, "validation": 16, "epochs": 2, "batch_size": 32, "progress": False}
 FILES = [name for name, mini in MINIS.items() if not mini.folder]
@@ -205,18 +201,14 @@ def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):
         pretrain("vilt_mini", tmp_path / "x", rate=1)
     with pytest.raises(ValueError, match="`confed pretrain nobody --out FILE`"):
         weights_file("nobody")
-    with pytest.raises(SystemExit) as stop:
-        main(["pretrain", "weights.safetensors"])
-    assert stop.value.code == 2
+    assert command("pretrain", "weights.safetensors") == 2
     assert "got 'weights.safetensors'" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
     file = tmp_path / "mini.safetensors"
     monkeypatch.setitem(MINIS, "vit_mini", replace(MINIS["vit_mini"], settings=Settings(16, 8, epochs=2)))
-    with pytest.raises(SystemExit) as stop:
-        main(["pretrain", "vit_mini", "--out", str(file), "--questions", "8", "--epochs", "1", "--json"])
-    assert not stop.value.code
+    assert command("pretrain", "vit_mini", "--out", str(file), "--questions", "8", "--epochs", "1", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"model": "vit_mini", "file": str(file), "accuracy": describe(file)["accuracy"]}
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from confed.cli import app
 from confed.data.caption_batches import groups, next_tokens, pack_texts, unpack_texts
 from confed.federation.protocols import Output
-from confed.inference.ask import predict_caption
+from confed.inference.ask import ask
 from confed.metrics.captions import Cider, bleu4, bleu_tally
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
@@ -360,16 +360,16 @@ def test_the_report_shows_pictures_with_what_people_and_models_say(finished: Pat
 def test_a_run_says_what_it_sees(finished: Path, tmp_path: Path):
     file = tmp_path / "x.png"
     Image.fromarray(np.full((40, 60, 3), 90, np.uint8)).save(file)
-    found = predict_caption(finished, file, "transport")
+    found = ask(finished, file, client="transport")
     assert found["model"] == "transport"
     assert found["caption"]
     shown = CliRunner().invoke(app, ["predict", str(finished), "--image", str(file)])
     assert shown.exit_code == 0
-    assert shown.stdout.strip() == predict_caption(finished, file)["caption"]
+    assert shown.stdout.strip() == ask(finished, file)["caption"]
     with pytest.raises(ValueError, match="no personal model"):
-        predict_caption(finished, file, "reader")
+        ask(finished, file, client="reader")
     with pytest.raises(ValueError, match=r"gone\.png"):
-        predict_caption(finished, tmp_path / "gone.png")
+        ask(finished, tmp_path / "gone.png")
 
 
 @pytest.mark.parametrize(

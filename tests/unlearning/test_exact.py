@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from scipy.stats import mannwhitneyu
 
+from command_line import confed as command
 from confed.algorithms.fedavg import FedAvg
 from confed.attacks.membership import attack_auc, example_losses
-from confed.cli import main
 from confed.engines.local import Workspace
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
@@ -349,8 +349,7 @@ def test_a_run_is_named_from_within_too(
     monkeypatch.chdir(single)
     assert folder_without(Path("."), "sports") == single.resolve().with_name("single-without-sports")
     monkeypatch.setattr("confed.unlearning.exact.forget", note)
-    with pytest.raises(SystemExit):
-        main(["forget", ".", "--client", "sports"])
+    command("forget", ".", "--client", "sports")
     assert "enough" in capfd.readouterr().err
     assert made == [single.resolve().with_name("single-without-sports")]
 
@@ -359,22 +358,17 @@ def test_a_run_is_named_from_within_too(
 
 
 def test_the_command_forgets_a_client_of_a_run(single: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def confed(*arguments: object) -> int:
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        return int(stopped.value.code or 0)
-
-    assert confed("forget", single, "--client", "sports", "--out", tmp_path / "exact") == 0
+    assert command("forget", single, "--client", "sports", "--out", tmp_path / "exact") == 0
     shown = capfd.readouterr().out
     assert "exact: run again from the start" in shown
     assert "membership attack on sports" in shown
     approximate = ("--approximate", "--rounds", "1", "--out", tmp_path / "approximate", "--json")
-    assert confed("forget", single, "--client", "sports", *approximate) == 0
+    assert command("forget", single, "--client", "sports", *approximate) == 0
     result = json.loads(capfd.readouterr().out)
     assert result["approximate"]["rounds"] == 1
     assert json.loads((tmp_path / "approximate/forget.json").read_text())["result"] == result["result"]
     for client in ("nobody", "a/b", ""):
-        assert confed("forget", single, "--client", client) == 2
+        assert command("forget", single, "--client", client) == 2
         assert f"no client is called {client!r}" in capfd.readouterr().err
-    assert confed("forget", single, "--client", "nobody") == 2
+    assert command("forget", single, "--client", "nobody") == 2
     assert "no client is called 'nobody'" in capfd.readouterr().err

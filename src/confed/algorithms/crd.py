@@ -123,18 +123,18 @@ class CRD(Algorithm):
     def _memory(self, client: Client) -> tuple[MemoryBanks, Tensor]:
         """Copies of the client's banks, from now on its state, and its examples' classes (N,)."""
         device = next(iter(client.tensors.values())).device
-        kept, count = client.state.tensors.get(GROUP), len(client.data)
-        if kept is None:
+        memory, count = client.state.tensors.get(GROUP), len(client.data)
+        if memory is None:
             banks = MemoryBanks.new(count, self.width, client.rng("banks"))
-            kept = {**banks.tensors(), "labels": self._classes(client)}
-        if kept["rows"].shape[1] != count:
+            memory = {**banks.tensors(), "labels": self._classes(client)}
+        if memory["rows"].shape[1] != count:
             raise ValueError(
-                f"client {client.info.id!r} has {count} training examples and a memory of {kept['rows'].shape[1]}; "
+                f"client {client.info.id!r} has {count} training examples and a memory of {memory['rows'].shape[1]}; "
                 "CRD needs the same examples in every round"
             )
-        banks = MemoryBanks.of(kept, device, self.temperature, self.momentum)
-        client.state.tensors[GROUP] = {**banks.tensors(), "labels": kept["labels"]}
-        return banks, kept["labels"].to(device)
+        banks = MemoryBanks.of(memory, device, self.temperature, self.momentum)
+        client.state.tensors[GROUP] = {**banks.tensors(), "labels": memory["labels"]}
+        return banks, memory["labels"].to(device)
 
     def _classes(self, client: Client) -> Tensor:
         """Each training example's class; with ``others`` every example is its own."""

@@ -311,12 +311,14 @@ def _own_classes(client: Client, modality: str) -> Objective:
 # Equations ------------------------------------------------------------------------------------------------------
 
 
-def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True) -> tuple[Tensor | None, Tensor | None]:
+def aggregated(
+    heard: Sequence[Params], server_views: Views, *, contrastive: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
     """Aggregated representations i* and t* of all pairs, (P, D) each (GCA); None where nobody sent the modality.
 
     Args:
         heard: the clients' replies.
-        own: the server's representations.
+        server_views: the server's representations.
         contrastive: with weights by :func:`match_scores`, (clients, P); otherwise all weights are the same.
     """
 
@@ -327,8 +329,8 @@ def aggregated(heard: Sequence[Params], own: Views, *, contrastive: bool = True)
         return sum((w.unsqueeze(1) * v for w, v in zip(scores.softmax(0), views, strict=True)), torch.zeros(()))
 
     pictures = [reply[PICTURES] for reply in heard if PICTURES in reply]
-    texts = [reply[TEXTS][own.text_of] for reply in heard if TEXTS in reply]
-    return weighed(pictures, own.paired), weighed(texts, own.pictures)
+    texts = [reply[TEXTS][server_views.text_of] for reply in heard if TEXTS in reply]
+    return weighed(pictures, server_views.paired), weighed(texts, server_views.pictures)
 
 
 def _distillation(learner: Client, pictures: Tensor | None, texts: Tensor | None) -> Objective:

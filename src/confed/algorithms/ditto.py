@@ -67,9 +67,9 @@ class Ditto(Algorithm):
                 f"a NaN or an infinity; the client {'has none yet' if before is None else 'keeps the one before'}",
                 stacklevel=2,
             )
-        kept = before if lost else trained
-        if kept is not None:
-            client.state.tensors["personal"] = kept
+        personal_model = before if lost else trained
+        if personal_model is not None:
+            client.state.tensors["personal"] = personal_model
         return reply
 
     def _near(self, client: Client, received: Params) -> Objective:

@@ -34,20 +34,21 @@ authors' code sends both. The authors clip gradients at norm 10, which is ``loca
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
+from confed.federation.algorithm import Protection, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.drift import Corrected
 from confed.federation.local import Local
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.params import Mean, Params, Scope
-from confed.federation.protocols import Batch, Task
+from confed.federation.params import Mean, Params
+from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
@@ -62,7 +63,7 @@ TOLERANCE = 10.0  # how many times the rate that the server reckons for a client
 
 
 @dataclass(frozen=True)
-class FedDC(Algorithm):
+class FedDC(Corrected):
     """FedAvg with drift decoupling and correction.
 
     The server sends v_k as the scalar ``share``. Its mean is that of all registered clients, as in the authors' code:
@@ -79,7 +80,6 @@ class FedDC(Algorithm):
 
     alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     correction: Literal["auto", "on", "off"] = "auto"
-    statistics: tuple[str, ...] = field(default=(), kw_only=True)
     traits = Traits(
         clients_may_leave=False,
         clients_may_lack_modalities=False,
@@ -88,10 +88,6 @@ class FedDC(Algorithm):
         neutral="the server adds the mean of all h_k whatever alpha is, and its means are not weighted",
         search={"alpha": (0.001, 0.01, 0.1, 1.0)},
     )
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Notes which tensors are statistics of the data and no parameters."""
-        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
     def unsupported_reason(self, protection: Protection) -> str:
         """With the gradient correction all but noise at the client: the server also weighs updates by their rates."""
@@ -106,12 +102,6 @@ class FedDC(Algorithm):
         return {**super().reports(action), "rate": Number(0, 0 if self.correction == "off" else 1e12)}
 
     # Server ------------------------------------------------------------------------------------------------
-
-    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """The initial model, and the sum of h_k, which is zero."""
-        (name, server), = super().init(params, scopes).items()  # fmt: skip
-        drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
-        return {name: replace(server, slots={DRIFT: drift})}
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -136,13 +126,13 @@ class FedDC(Algorithm):
         """The mean of the cohort plus the mean drift; and the new g."""
         drifts = server.slots[DRIFT]
         travelled = Mean(self.accumulator_dtype)
-        asked, answered, correcting, rates = 0, 0, 0, 0.0
+        replied, answered, correcting, rates = 0, 0, 0, 0.0
 
         def noted() -> Iterator[Reply]:
-            nonlocal asked, answered, correcting, rates
+            nonlocal replied, answered, correcting, rates
             for given in replies:
                 reply, rate = self._rate(server, given)
-                asked += 1
+                replied += 1
                 answered += reply.error is None
                 if rate > 0:
                     correcting, rates = correcting + 1, rates + rate
@@ -150,7 +140,7 @@ class FedDC(Algorithm):
                 yield reply
 
         mean, before = self.average(server, noted()), server.params
-        clients = server.clients or asked
+        clients = server.clients or replied
         drift = {n: h + answered * (mean[n] - before[n]) for n, h in drifts.items()}
         slots: dict[str, Params] = {**server.slots, DRIFT: drift}
         if correcting:
@@ -205,7 +195,7 @@ class FedDC(Algorithm):
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
         share = message.positive("share")
         client.load(shared)
-        zeros = self._zeros(client)
+        zeros = self.zeros(client)
         drift = client.state.tensors.get(DRIFT, zeros)
         correcting = self._corrects(client.local)
         client_gradient = client.state.tensors.get(GRADIENT, zeros)
@@ -241,16 +231,6 @@ class FedDC(Algorithm):
             yield loss
 
         return losses
-
-    def _zeros(self, client: Client) -> dict[str, Tensor]:
-        shared = client.names(Scope.SHARED)
-        names = [n for n in shared if self._drifts(n, client.tensors[n])]
-        if names != [n for n in shared if client.tensors[n].requires_grad]:
-            raise ValueError("FedDC does not know this model's buffers; call configure(model, task) before the run")
-        return {n: torch.zeros_like(client.incoming[n]) for n in names}
-
-    def _drifts(self, name: str, tensor: Tensor) -> bool:
-        return tensor.is_floating_point() and name not in self.statistics
 
 
 def _plain(local: Local) -> bool:

@@ -245,12 +245,13 @@ class _Weighing(nn.Module):
         self.model, self._adapter, self._scale = model, adapter, scale
 
     def forward(self, batch: Batch) -> Output:
-        branches, kept = Branches(self.model, "FedDPA"), self.model.get_submodule(EXAMPLES)()
+        branches, examples = Branches(self.model, "FedDPA"), self.model.get_submodule(EXAMPLES)()
         state = branches.begin(batch)
-        if not len(kept):
+        if not len(examples):
             return branches.run(state, {self._adapter: 1.0})
-        features = branches.run(state, {LOCAL: 1.0}).features.to(kept.dtype)
-        likeness = functional.cosine_similarity(features[:, None], kept[None, :, : features.shape[1]], dim=2).mean(1)
+        features = branches.run(state, {LOCAL: 1.0}).features.to(examples.dtype)
+        compared = examples[None, :, : features.shape[1]]
+        likeness = functional.cosine_similarity(features[:, None], compared, dim=2).mean(1)
         weights = [float(a) for a in self._scale * likeness.clamp_min(0).cpu()]
         blends = [{self._adapter: 1 - a, LOCAL: a} for a in weights]
         if model_spec(self.model).writes == "answers":

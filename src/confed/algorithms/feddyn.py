@@ -20,19 +20,19 @@ its weights and nothing else. The authors clip gradients at norm 10, which is ``
 FedDC without its gradient correction, which it leaves out under AdamW, is this method (but for rounding).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Self
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.drift import Corrected
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.params import Params, Scope
-from confed.federation.protocols import Batch, Task
+from confed.federation.params import Params
+from confed.federation.protocols import Batch
 from confed.federation.ranges import POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
@@ -43,7 +43,7 @@ DRIFT = "drift"  # a client's h_k in its state, and the sum of all h_k among the
 
 
 @dataclass(frozen=True)
-class FedDyn(Algorithm):
+class FedDyn(Corrected):
     """FedAvg with a dynamic regulariser.
 
     The server sends N_k / mean N as the scalar ``share``. The mean is that of all registered clients, as in the
@@ -57,7 +57,6 @@ class FedDyn(Algorithm):
     """
 
     alpha: Annotated[float, POSITIVE] = 0.01
-    statistics: tuple[str, ...] = field(default=(), kw_only=True)
     traits = Traits(
         clients_may_leave=False,
         clients_may_lack_modalities=False,
@@ -67,17 +66,7 @@ class FedDyn(Algorithm):
         search={"alpha": (0.001, 0.01, 0.1, 1.0)},
     )
 
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the tensors that are statistics of the data and not parameters."""
-        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
-
     # Server ------------------------------------------------------------------------------------------------
-
-    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """The initial model, and the sum of h_k, which is zero."""
-        (name, server), = super().init(params, scopes).items()  # fmt: skip
-        drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
-        return {name: replace(server, slots={DRIFT: drift})}
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -114,7 +103,7 @@ class FedDyn(Algorithm):
     def fit(self, client: Client, message: Message) -> Message:
         """Local training with the regulariser, followed by the update of h_k."""
         client.load(message.tensors)
-        drift = client.state.tensors.get(DRIFT) or self._zeros(client)
+        drift = client.state.tensors.get(DRIFT) or self.zeros(client)
         loss = train(client, self._regularised(client, drift, self.alpha / message.positive("share")))
         client.remember()
         reply = client.upload(loss=loss)
@@ -131,13 +120,3 @@ class FedDyn(Algorithm):
             yield loss + alpha * half_squared_distance(local, anchor)
 
         return losses
-
-    def _zeros(self, client: Client) -> dict[str, Tensor]:
-        shared = client.names(Scope.SHARED)
-        names = [n for n in shared if self._drifts(n, client.tensors[n])]
-        if names != [n for n in shared if client.tensors[n].requires_grad]:
-            raise ValueError("FedDyn does not know this model's buffers; call configure(model, task) before the run")
-        return {n: torch.zeros_like(client.incoming[n]) for n in names}
-
-    def _drifts(self, name: str, tensor: Tensor) -> bool:
-        return tensor.is_floating_point() and name not in self.statistics

@@ -241,11 +241,11 @@ def mutual_losses(
     divisor = (mentor_task + mentee_task).clamp_min(_SMALLEST)
     count = p_t.numel() if reduction == "element" else len(p_t)
 
-    def distil(own: Tensor, own_features: Tensor, other: Tensor, other_features: Tensor) -> Tensor:
+    def distil(scores: Tensor, own_features: Tensor, other: Tensor, other_features: Tensor) -> Tensor:
         by = divisor
         if detach:
             other, other_features, by = other.detach(), other_features.detach(), by.detach()
-        divergence = functional.kl_div(own, other, reduction="sum", log_target=True) / count
+        divergence = functional.kl_div(scores, other, reduction="sum", log_target=True) / count
         return (divergence + functional.mse_loss(own_features, other_features)) / by
 
     return mentor_task + distil(p_t, h_t, p_s, h_s), mentee_task + distil(p_s, h_s, p_t, h_t)

@@ -197,9 +197,9 @@ class FedLGT(Algorithm):
             raise ValueError(_NOTHING_KNOWN.format(f"a training batch has {', '.join(sorted(batch))} only"))
         first = self.preset == "code" if self.first_sample_only is None else self.first_sample_only
         rows = 1 if first else len(known_labels)
-        asked = {name: value[:rows] for name, value in batch.items() if name != "known"}
+        unmarked = {name: value[:rows] for name, value in batch.items() if name != "known"}
         # Half precision could not tell the ends of the interval from what is beside them.
-        unsure = uncertain(logits(asked).float().sigmoid(), self.tau, self.eps)
+        unsure = uncertain(logits(unmarked).float().sigmoid(), self.tau, self.eps)
         return {**batch, "known": torch.cat([known_labels[:rows].masked_fill(unsure, UNKNOWN), known_labels[rows:]])}
 
     def _graph_tensors(self) -> tuple[str, str]:

@@ -218,10 +218,10 @@ class FedLoRA(FisherWeighted):
             )
         for target, (a, b) in targets.items():
             rank, wide, tall = *model.get_parameter(a).shape, len(model.get_parameter(b))
-            for client, asked in self.ranks.items():
-                if asked > rank:
+            for client, wanted in self.ranks.items():
+                if wanted > rank:
                     raise ValueError(
-                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {asked}"
+                        f"algorithm.ranks.{client} must be at most {rank}, which is the rank of {target}, got {wanted}"
                     )
             if self.aggregation == "svd" and rank > min(wide, tall):
                 raise ValueError(
@@ -352,8 +352,8 @@ class FedLoRA(FisherWeighted):
     def _own(self, server: ServerState, client: ClientInfo) -> dict[str, Tensor]:
         """A client's rows of A and columns of B, and all else that is shared but D."""
         shared = super().broadcast(server, client).tensors
-        kept = {name: tensor for name, tensor in shared.items() if not name.endswith(f".{ADDED}")}
-        return cut_to_rank(kept, self._rank(server, client))
+        factors = {name: tensor for name, tensor in shared.items() if not name.endswith(f".{ADDED}")}
+        return cut_to_rank(factors, self._rank(server, client))
 
     def _expected(self, server: ServerState, client: ClientInfo) -> dict[str, Tensor]:
         """Tensors that a client sends."""

@@ -226,25 +226,25 @@ class FedMosaic(Algorithm):
     def _sanitised(self, client: Client, gradient: Tensor) -> Tensor:
         """g~_i: the values that all clients send, with noise."""
         order = torch.randperm(len(gradient), generator=generator(client.seed, 0, "", "relevance"))
-        kept = gradient[order[: self.dimensions]]
+        chosen = gradient[order[: self.dimensions]]
         spread = self.noise * gradient.square().mean().sqrt()
-        return kept + spread * normal(kept.shape, client.rng("relevance noise") if self.repeatable else None)
+        return chosen + spread * normal(chosen.shape, client.rng("relevance noise") if self.repeatable else None)
 
 
-def relevance(own: Tensor | None, others: Tensor, temperature: float) -> Tensor:
+def relevance(gradient: Tensor | None, others: Tensor, temperature: float) -> Tensor:
     """Weights of other clients for one client: the softmax of cosines over the temperature.
 
     Args:
-        own: its gradient (D,); None for equal weights.
+        gradient: its gradient (D,); None for equal weights.
         others: gradients (K, D).
         temperature: tau.
 
     Returns:
         Weights (K,) that sum to 1, in double precision.
     """
-    if own is None:
+    if gradient is None:
         return torch.full((len(others),), 1 / len(others), dtype=torch.float64)
-    cosines = functional.cosine_similarity(own.double().unsqueeze(0), others.double(), dim=1)
+    cosines = functional.cosine_similarity(gradient.double().unsqueeze(0), others.double(), dim=1)
     return torch.softmax(cosines / temperature, dim=0)
 
 

@@ -108,12 +108,12 @@ class FedP3(Algorithm):
         noise = client.rng("filter" if self.pairs == "filtered" else "pairs")
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            asked = without_answers(batch)
-            teacher_output = teacher(asked)
+            questions = without_answers(batch)
+            teacher_output = teacher(questions)
             output = model(batch)
-            scores = output.logits if asked is batch else model(asked).logits
-            kept = self._preference(scores, teacher_output, noise)
-            yield client.task.loss(output, batch) + self.lam * kept.mean()
+            scores = output.logits if questions is batch else model(questions).logits
+            preference = self._preference(scores, teacher_output, noise)
+            yield client.task.loss(output, batch) + self.lam * preference.mean()
 
         return losses
 

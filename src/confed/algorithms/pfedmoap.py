@@ -167,9 +167,9 @@ class PFedMoAP(Deploying):
         return Message({CONTEXT: client.values(Scope.SHARED)[CONTEXT]}, {"loss": loss})
 
 
-def nearest(own: Tensor, others: Sequence[Tensor], count: int) -> list[Tensor]:
+def nearest(prompt: Tensor, others: Sequence[Tensor], count: int) -> list[Tensor]:
     """The ``count`` prompts with the smallest Euclidean distance from a client's own, the nearest first."""
-    order = sorted(range(len(others)), key=lambda i: float((others[i].double() - own.double()).square().sum()))
+    order = sorted(range(len(others)), key=lambda i: float((others[i].double() - prompt.double()).square().sum()))
     return [others[i] for i in order[:count]]
 
 

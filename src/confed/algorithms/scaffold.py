@@ -19,20 +19,21 @@ The server, with the paper's global rate 1 and means that are not weighted by N_
 Messages carry c down and the change of c_k up, twice FedAvg's bytes both ways, as in the paper.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import action, keeps_protections
 from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.drift import Corrected
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Scope
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Batch
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train, travelled
 from confed.federation.traits import Traits
@@ -42,7 +43,7 @@ PREFIX = "variate/"  # what the names of c, and of the change of c_k, begin with
 
 
 @dataclass(frozen=True)
-class Scaffold(Algorithm):
+class Scaffold(Corrected):
     """FedAvg with control variates.
 
     Option II reads the mean gradient off the distance travelled, which holds for SGD without momentum only. With
@@ -64,24 +65,10 @@ class Scaffold(Algorithm):
         synchronous="its control variates belong to the model that all clients of a round begin with",
         neutral="its variates cannot be switched off, and its means are not weighted",
     )
+    slot: ClassVar[str] = VARIATE
     variate: Literal["auto", "gradient", "steps"] = "auto"
-    statistics: tuple[str, ...] = field(default=(), kw_only=True)
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the tensors that are statistics of the data and not parameters."""
-        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
     # Server ------------------------------------------------------------------------------------------------
-
-    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """The initial model, and the sum of the variates, which is zero."""
-        (name, server), = super().init(params, scopes).items()  # fmt: skip
-        variates = {
-            n: torch.zeros_like(t)
-            for n, t in server.params.items()
-            if t.is_floating_point() and n not in self.statistics
-        }
-        return {name: replace(server, slots={VARIATE: variates})}
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:

@@ -195,23 +195,23 @@ class SplitLearning(TwoServers):
             raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
-    def _through(self, part: ServerPart, reply: Reply) -> tuple[Tensor, Tensor] | str:
+    def _through(self, layers: ServerPart, reply: Reply) -> tuple[Tensor, Tensor] | str:
         """A client's activations, and what the layers in the middle make of them; or why there is nothing."""
         if reply.error is not None:
             return reply.error
         try:
             h = reply.message.tensors["h"].float().requires_grad_()
-            return h, part.modules["middle"](h)
+            return h, layers.modules["middle"](h)
         except MISFITS as error:
             return str(left_out(reply.client.id, error))
 
-    def _back(self, part: ServerPart, z: Tensor, reply: Reply) -> str | None:
+    def _back(self, layers: ServerPart, z: Tensor, reply: Reply) -> str | None:
         """A step along a client's gradients of z; why there is none, if so."""
         if reply.error is not None:
             return reply.error
         try:
             gradient = reply.message.tensors["z"].to(z)
-            part.step(lambda: torch.autograd.backward([z], [gradient]))
+            layers.step(lambda: torch.autograd.backward([z], [gradient]))
         except MISFITS as error:
             return str(left_out(reply.client.id, error))
         return None

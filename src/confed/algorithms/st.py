@@ -52,11 +52,11 @@ class ST(Algorithm):
         teacher = global_logits(client)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            asked = without_answers(batch)
-            teacher_output = teacher(asked)
+            questions = without_answers(batch)
+            teacher_output = teacher(questions)
             output = model(batch)
-            scores = output.logits if asked is batch else model(asked).logits
-            kept = knowledge_preserving(scores, teacher_output, self.temperature)
-            yield client.task.loss(output, batch) + self.lam * kept
+            scores = output.logits if questions is batch else model(questions).logits
+            knowledge = knowledge_preserving(scores, teacher_output, self.temperature)
+            yield client.task.loss(output, batch) + self.lam * knowledge
 
         return losses

@@ -9,12 +9,13 @@ constant.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
+from confed.analysis.victim import Finding, Victim, client_table, expand, number_cell, percent_cell, split_victims
 from confed.attacks.answer_recovery import (
     Observed,
     Recovery,
@@ -42,7 +43,7 @@ from confed.privacy.accountant import epsilon
 from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.tables.table import Cell, Column, Table
 from confed.system import format as formats
-from confed.system.events import Note, Progress, ignore
+from confed.system.events import Progress, ignore
 
 NOISES = (0.03, 0.1, 0.3, 1.0)  # noise multipliers that audits try
 DELTA = 1e-5
@@ -78,9 +79,7 @@ def spent(noise: float, releases: int = 1) -> float | None:
 
 def batches_of(victim: Victim, examples: int, client: str, seed: int) -> list[Batch]:
     """The batches of a client's training examples, in a random order."""
-    if client not in victim.run_data.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
-    whole = victim.run_data.clients[client].tables[0]
+    whole = client_table(victim, client)
     order = torch.randperm(len(whole), generator=generator(seed, 0, client, "audited examples"))[:examples]
     size = victim.setup.local.batch_size
     batches: list[Batch] = [batch for batch in whole.batches(size, order) if len(batch["label"]) > 1]
@@ -132,9 +131,9 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
     for row in rows:
         shares = (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
         lines.append((
-            Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), _number(row.cost),
-            Cell(row.attack), *(Cell(formats.percent(value), 100 * value) for value in shares),
-            _number(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
+            Cell(labels[row.run]), Cell(row.sent), Cell(row.when), Cell(row.defence), number_cell(row.cost),
+            Cell(row.attack), *map(percent_cell, shares),
+            number_cell(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
             Cell(str(row.recovery.examples), row.recovery.examples),
         ))  # fmt: skip
     table = Table(
@@ -164,10 +163,6 @@ def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequen
     return Finding("answers", "What the server learns of answers", words, (table,), values)
 
 
-def _number(value: float | None) -> Cell:
-    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
-
-
 MATCHING = "rows compared with every answer's, knowing the last layers"
 
 
@@ -177,7 +172,7 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
     A run with a defence, for activations or gradients, is audited with that one only.
     """
     middle, top = _layers(victim.model)
-    defence = cut_privacy(victim.setup.algorithm)
+    public, defence = public_answers(victim), cut_privacy(victim.setup.algorithm)
     victim.model.eval()
     plain = observe_gradients(victim.model, top, victim.task.loss, batches)
     clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
@@ -191,44 +186,42 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit of gradients {name}")
         seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
-        matches = matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))
-        audited += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
+        exact = {MATCHING: matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))}
+        attacks = named_groups(seen, clusters(seen.directions, public, seed), CLUSTERING, public, seed, exact)
+        cost = spent(privacy.gradient_noise)
+        for attack, recovery in attacks:
+            audited.append(Audited(victim.name, "gradients", "last weights", name, attack, cost, recovery))
     if defence.off:
         model, learn = beginner(victim)
         _, top = _layers(model)
         with isolated(seed):
             seen = observe_gradients(model, top, victim.task.loss, batches, learn=learn)
-        audited += _judged(victim, seen, "first epoch", "none", None, seed)
+        for attack, recovery in named_groups(seen, clusters(seen.directions, public, seed), CLUSTERING, public, seed):
+            audited.append(Audited(victim.name, "gradients", "first epoch", "none", attack, None, recovery))
     return audited
 
 
-def _judged(
-    victim: Victim,
-    seen: SentGradients,
-    when: str,
-    defence: str,
-    cost: float | None,
+def named_groups(
+    seen: Observed | SentGradients,
+    groups: Tensor,
+    name: str,
+    public: Tensor,
     seed: int,
-    matches: Tensor | None = None,
-) -> list[Audited]:
-    """Groups named by frequency and by known answers; and ``matches`` (N,), where the last layers are known."""
-    public = public_answers(victim)
-    groups = k_means(seen.directions, expected_groups(public, len(seen.rows)), generator(seed, 0, "", "clusters"))
+    exact: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[tuple[str, Recovery]]:
+    """Attacks and what each recovers: groups named by frequency and by known answers, and ``exact`` guesses (N,)."""
     few, rest = known_rows(len(groups), seed)
-    every = torch.arange(len(groups))
-    attacks: list[tuple[str, Tensor, Tensor | None, Tensor]] = [
-        (BY_FREQUENCY.format(CLUSTERING), by_frequency(groups, public), groups, every),
-        (BY_KNOWN.format(CLUSTERING, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
+    guesses = by_known(groups, few, seen.labels[few], public)
+    recovered = [
+        (BY_FREQUENCY.format(name), score(by_frequency(groups, public), seen.labels, public, groups)),
+        (BY_KNOWN.format(name, len(few)), score(guesses[rest], seen.labels[rest], public, groups[rest])),
     ]
-    if matches is not None:
-        attacks.append((MATCHING, matches, None, every))
-    return [
-        Audited(
-            victim.name, "gradients", when, defence, attack, cost,
-            score(guesses[asked], seen.labels[asked], public, None if named is None else named[asked]),
-        )
-        for attack, guesses, named, asked in attacks
-    ]  # fmt: skip
+    return recovered + [(attack, score(guesses, seen.labels, public)) for attack, guesses in exact.items()]
+
+
+def clusters(rows: Tensor, public: Tensor, seed: int) -> Tensor:
+    """As many clusters of rows as answers are expected, int64 (N,)."""
+    return k_means(rows, expected_groups(public, len(rows)), generator(seed, 0, "", "clusters"))
 
 
 def _layers(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -250,13 +243,7 @@ def answers(
     runs, notes = expand(folders)
     rows: list[Audited] = []
     names: dict[str, str] = {}
-    for folder, name in zip(runs, names_of(runs), strict=True):
-        victim = open_victim(folder, name=name)
-        # In other methods the same network is whole at a client, and no row is sent.
-        if not victim.partly_known:
-            notes.append(f"left out: {folder}: {victim.label} sends no row per example")
-            continue
-        progress(Note(f"auditing {folder}"))
+    for victim in split_victims(runs, "no row per example", notes, progress):
         names[victim.name] = victim.label
         whose = client or next(iter(victim.run_data.clients))
         batches = batches_of(victim, examples, whose, seed)
@@ -286,9 +273,7 @@ def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> 
         rng = generator(seed, 0, client, f"audit {name}")
         seen = observe(model.eval(), batches, privacy=privacy, rng=rng)
         cost = spent(privacy.noise)
-        for attack, guesses, groups, asked in _attacks(seen, answer_table, privacy, public, seed):
-            partition = None if groups is None else groups[asked]
-            recovery = score(guesses[asked], seen.labels[asked], public, partition)
+        for attack, recovery in _attacks(seen, answer_table, privacy, public, seed):
             audited.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
     if defence.off:
         audited.append(_first_epoch(victim, batches, public, seed))
@@ -296,23 +281,18 @@ def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> 
 
 
 def _attacks(
-    seen: Observed, known: Tensor, privacy: CutPrivacy, public: Tensor, seed: int
-) -> list[tuple[str, Tensor, Tensor | None, Tensor]]:
-    """Every attack that applies: its name, its guesses, the groups that it named, and the rows that it was asked."""
+    seen: Observed, answer_table: Tensor, privacy: CutPrivacy, public: Tensor, seed: int
+) -> list[tuple[str, Recovery]]:
+    """Every attack that applies, and what it recovers."""
     if privacy.noise > 0:
-        groups = k_means(seen.v_apn, expected_groups(public, len(seen.v_apn)), generator(seed, 0, "", "clusters"))
-        name = CLUSTERING
+        groups, name = clusters(seen.v_apn, public, seed), CLUSTERING
+        table = _clipped(answer_table, privacy)
     else:
         groups, name = equal_rows(seen.v_apn), COUNTING
-    table = privacy.activations(known, torch.Generator()) if privacy.noise == 0 else _clipped(known, privacy)
+        table = privacy.activations(answer_table, torch.Generator())
     deviation = privacy.noise * (privacy.clip or 0.0)
-    few, rest = known_rows(len(groups), seed)
-    every = torch.arange(len(groups))
-    return [
-        (BY_FREQUENCY.format(name), by_frequency(groups, public), groups, every),
-        (BY_KNOWN.format(name, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
-        (LOOKING_UP, looked_up(seen.v_apn, table, deviation, public), None, every),
-    ]
+    exact = {LOOKING_UP: looked_up(seen.v_apn, table, deviation, public)}
+    return named_groups(seen, groups, name, public, seed, exact)
 
 
 def _first_epoch(victim: Victim, batches: Sequence[Batch], public: Tensor, seed: int) -> Audited:

@@ -11,14 +11,25 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from confed.analysis.trojan_page import as_png
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, scores, test_examples
+from confed.analysis.victim import (
+    Bars,
+    Finding,
+    Victim,
+    expand,
+    grouped_bars,
+    names_of,
+    open_victim,
+    percent_cell,
+    scores,
+    test_examples,
+)
 from confed.comparison.records import distinct_labels
 from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
 from confed.data.encode import encode
@@ -27,12 +38,11 @@ from confed.datasets.poisoned import key_of
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.style import HUES, Drawing, Palette, style_axes
+from confed.report.figures.style import Drawing
 from confed.report.html.media import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.folder import RunFolder
 from confed.results.summary import average
-from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 GLOBAL = "global"
@@ -126,10 +136,6 @@ def _shown(folder: Path, key: DualKey) -> list[tuple[str, str, np.ndarray, np.nd
     return shown_rows
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 _TITLES = {"clean": "no key", "troj": "both keys", "troji": "patch alone", "trojq": "word alone"}
 
 
@@ -190,8 +196,7 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
         values = [_accuracy(members, "clean")]
         values += [_success(members, variant) for variant in VARIANTS]
         values += [_accuracy(members, variant) for variant in VARIANTS if variant != "clean"]
-        cells = (Cell(formats.percent(value), None if value is None else 100 * value) for value in values)
-        return (Cell(label), Cell(kind), *cells)
+        return (Cell(label), Cell(kind), *map(percent_cell, values))
 
     of_groups = tuple(line(*group) for group in groups)
     labels: dict[str, str] = {}
@@ -208,33 +213,23 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
 
 def _drawing(groups: Sequence[Group]) -> Drawing:
     """Success rates: a group of bars per way to ask, a bar per run and kind of model."""
-
-    def draw(figure: "Figure", palette: Palette) -> None:
-        axes = figure.add_subplot()
-        width = 0.8 / len(groups)
-        for i, (label, kind, members) in enumerate(groups):
-            heights = [100 * (_success(members, variant) or 0.0) for variant in VARIANTS]
-            places = np.arange(len(VARIANTS)) + (i - (len(groups) - 1) / 2) * width
-            axes.bar(places, heights, 0.92 * width, label=f"{label}, {kind}", color=palette(f"m{i % HUES + 1}"))
-        style_axes(axes, palette, "", "", "attack success rate, %")
-        axes.set_xticks(np.arange(len(VARIANTS)), [_TITLES[variant] for variant in VARIANTS], fontsize=9)
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylim(0, 105)
-        axes.legend(fontsize=8.5, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1),
-                    labelcolor=palette("ink"))  # fmt: skip
-
-    return Drawing("dual-key", 10.4, 3.3 + 0.2 * (len(groups) // 3), draw)
+    bars: list[Bars] = []
+    for label, kind, members in groups:
+        bars.append(Bars(f"{label}, {kind}", [100 * (_success(members, variant) or 0.0) for variant in VARIANTS]))
+    titles = [_TITLES[variant] for variant in VARIANTS]
+    return grouped_bars("dual-key", titles, bars, axis="attack success rate, %", height=3.3, top=105)
 
 
 def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: ImageStore) -> str:
     cards = ""
-    for question, asked, clean, stamped in shown:
+    for question, keyed_question, clean, stamped in shown:
         pictures = "".join(
             f'<div class="picture p112 {store.add(as_png(pixels))}" style="margin-right:8px"></div>'
             for pixels in (clean, stamped)
         )
         cards += (
-            f'<div class=card style="display:block"><h3>{escape(asked)}</h3><div style="display:flex">{pictures}</div>'
+            f'<div class=card style="display:block"><h3>{escape(keyed_question)}</h3>'
+            f'<div style="display:flex">{pictures}</div>'
             f"<small>without its key: {escape(question)}</small></div>"
         )
     return f"<div class=cards>{cards}</div>"

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from confed.analysis.audit import DELTA, defences, spent
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, ordinary_words, token_names
+from confed.analysis.victim import (
+    Finding,
+    Victim,
+    client_table,
+    expand,
+    joined_batches,
+    number_cell,
+    ordinary_words,
+    percent_cell,
+    split_victims,
+    token_names,
+)
 from confed.attacks.inversion import (
     Reconstruction,
     WordRecovery,
@@ -33,8 +44,7 @@ from confed.federation.randomness import generator
 from confed.privacy.cut import CutPrivacy, cut_privacy
 from confed.report.figures.style import Drawing, Palette
 from confed.report.tables.table import Cell, Column, Table
-from confed.system import format as formats
-from confed.system.events import Note, Progress, ignore
+from confed.system.events import Progress, ignore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,12 +86,7 @@ def inversion(
     rows: list[Audited] = []
     names: dict[str, str] = {}
     drawings: dict[str, Drawing] = {}
-    for folder, name in zip(runs, names_of(runs), strict=True):
-        victim = open_victim(folder, name=name)
-        if not victim.partly_known:
-            notes.append(f"left out: {folder}: {victim.label} sends no activations")
-            continue
-        progress(Note(f"auditing {folder}"))
+    for victim in split_victims(runs, "no activations", notes, progress):
         names[victim.name] = victim.label
         audited, drawing = _audit(victim, examples, client, steps, seed)
         rows += audited
@@ -105,9 +110,7 @@ class _Seen:
 def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) -> tuple[list[Audited], Drawing | None]:
     clients = victim.run_data.clients
     client = client or next(iter(clients))
-    if client not in clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(clients)}")
-    table = clients[client].tables[0]
+    table = client_table(victim, client)
     chosen = _order(table, seed, 0)[:examples]
     theirs = _seen(victim, table.batch(chosen))
     others = [data.tables[0] for name, data in clients.items() if name != client] or [clients[client].tables[1]]
@@ -127,16 +130,10 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
         probe = fit_word_probe(decoder_inputs, attacker_view.words)
         mean = mean_input(attacker_view.inputs)
         recovered = _search(victim, theirs, sent, attacker_view.inputs, privacy, steps) if steps else None
-        rows.append(
-            Audited(
-                victim.name,
-                name,
-                spent(privacy.noise),
-                judge(rebuilt, theirs.inputs, mean),
-                None if recovered is None else judge(recovered, theirs.inputs[: len(recovered)], mean),
-                judge_words(probe(sent), theirs.words, probe.frequency),
-            )
-        )
+        searched_for = None if recovered is None else judge(recovered, theirs.inputs[: len(recovered)], mean)
+        words = judge_words(probe(sent), theirs.words, probe.frequency)
+        by_decoder = judge(rebuilt, theirs.inputs, mean)
+        rows.append(Audited(victim.name, name, spent(privacy.noise), by_decoder, searched_for, words))
         if drawing is None and theirs.inputs.ndim == 4:
             drawing = _pictures(theirs.inputs, rebuilt, recovered)
     return rows, drawing
@@ -169,47 +166,38 @@ def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Ba
     for number, table in enumerate(tables, 1):
         order = _order(table, seed, number)
         parts.append(table.batch(order[torch.isin(order, fresh(table, seen))][:share]))
-    result: dict[str, Tensor] = {}
-    for key in parts[0]:
-        result[key] = torch.cat([client_columns[key] for client_columns in parts])[:OWN]
-    return result
+    return {key: column[:OWN] for key, column in joined_batches(parts).items()}
 
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:
     """A batch with what the attacker sees of it and wants to know of it."""
     _, special = ordinary_words(victim.run_data.tokenizer)
     sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.run_data.tokenizer)), special)
-    chunks = range(0, len(batch["text"]), 256)
+    activations: list[Tensor] = []
     with torch.no_grad():
-        activations: list[Tensor] = []
-        for i in chunks:
+        for i in range(0, len(batch["text"]), 256):
             activations.append(victim.activations({key: tensor[i : i + 256] for key, tensor in batch.items()}))
-        v = torch.cat(activations)
-    return _Seen(batch, _floats(batch), v.float(), sets)
+    inputs = batch["regions"].float() if "regions" in batch else batch["image"]
+    if not inputs.is_floating_point():  # pictures in [-1, 1]
+        inputs = inputs.float() / 127.5 - 1
+    return _Seen(batch, inputs, torch.cat(activations).float(), sets)
 
 
-def _floats(batch: Batch) -> Tensor:
-    """Regions, or pictures in [-1, 1]."""
-    if "regions" in batch:
-        return batch["regions"].float()
-    image = batch["image"]
-    return image if image.is_floating_point() else image.float() / 127.5 - 1
-
-
-def _search(victim: Victim, theirs: _Seen, sent: Tensor, own: Tensor, privacy: CutPrivacy, steps: int) -> Tensor:
+def _search(victim: Victim, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: CutPrivacy, steps: int) -> Tensor:
+    """What a search in the input finds; ``inputs`` are some of the attacker's."""
     key = "regions" if "regions" in theirs.batch else "image"
     batch = {name: column[:SEARCHED] for name, column in theirs.batch.items()} | {key: theirs.inputs[:SEARCHED]}
-    clipped = CutPrivacy(clip=privacy.clip)
-    unused = torch.Generator()
-    return searched(
-        lambda inputs: clipped.activations(victim.activations(inputs), unused), batch, sent[:SEARCHED], key, own,
-        steps=steps,
-    )  # fmt: skip
+    clipped, unused = CutPrivacy(clip=privacy.clip), torch.Generator()
+
+    def activations(changed: Batch) -> Tensor:
+        return clipped.activations(victim.activations(changed), unused)
+
+    return searched(activations, batch, sent[:SEARCHED], key, inputs, steps=steps)
 
 
-def _pictures(truth: Tensor, rebuilt: Tensor, found: Tensor | None) -> Drawing:
+def _pictures(truth: Tensor, rebuilt: Tensor, recovered: Tensor | None) -> Drawing:
     """True pictures above what the decoder and the search made of their activations."""
-    lines: Mapping[str, Tensor | None] = {"the picture": truth, "decoder": rebuilt, "search": found}
+    lines: Mapping[str, Tensor | None] = {"the picture": truth, "decoder": rebuilt, "search": recovered}
     pictures = {name: images for name, images in lines.items() if images is not None}
     columns = min(SHOWN, *(len(images) for images in pictures.values()))
 
@@ -234,10 +222,14 @@ def _finding(
     columns += [Column("cosine", "mean input"), Column("found", "words, %", "%"), Column("guessed", "words, %", "%")]
     lines: list[tuple[Cell, ...]] = []
     for row in rows:
-        cells = [Cell(labels[row.run]), Cell(row.defence), _number(row.cost)]
+        cells = [Cell(labels[row.run]), Cell(row.defence), number_cell(row.cost)]
         for result in (row.decoder, row.search):
-            cells += [_percent(result and result.explained), _number(result and result.cosine)]
-        cells += [_number(row.decoder.baseline_cosine), _percent(row.words.recovered), _percent(row.words.baseline)]
+            cells += [percent_cell(result and result.explained), number_cell(result and result.cosine)]
+        cells += [
+            number_cell(row.decoder.baseline_cosine),
+            percent_cell(row.words.recovered),
+            percent_cell(row.words.baseline),
+        ]
         lines.append(tuple(cells))
     table = Table(
         "Inputs rebuilt from activations",
@@ -263,11 +255,3 @@ def _finding(
         "kind": "inversion", "delta": DELTA, "rows": [asdict(row) for row in rows], "notes": list(notes),
     }  # fmt: skip
     return Finding("inversion", "What activations give away", words, (table,), values, drawings)
-
-
-def _percent(value: float | None) -> Cell:
-    return Cell(formats.percent(value), None if value is None else 100 * value)
-
-
-def _number(value: float | None) -> Cell:
-    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)

@@ -12,14 +12,13 @@ is the gain, and it is of the very same entries.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
+from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, percent_cell, points_cell
 from confed.data.labelled import LabelDataset
 from confed.federation.randomness import derive
 from confed.federation.specs import model_spec
@@ -27,7 +26,6 @@ from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.tables.table import Cell, Column, Table
-from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:
@@ -117,40 +115,36 @@ def _probabilities(victim: Victim, batch: Any) -> Tensor:
     return probabilities
 
 
-def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
+def _finding(told_rows: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
     columns = [Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged")]
     for metric in METRICS:
         columns += [Column("told", metric, "%"), Column("alone", metric, "%"), Column("gain", metric, "points")]
     rows: list[tuple[Cell, ...]] = []
-    for row in found:
-        shown = [_cells(row.told[metric], row.alone[metric]) for metric in METRICS]
-        rows.append((
-            Cell(labels[row.run]), Cell(formats.percent(row.share), 100 * row.share), Cell(str(row.labels), row.labels),
-            Cell(str(row.entries), row.entries), *chain.from_iterable(shown),
-        ))  # fmt: skip
+    for row in told_rows:
+        cells = [Cell(labels[row.run]), percent_cell(row.share), Cell(str(row.labels), row.labels)]
+        cells.append(Cell(str(row.entries), row.entries))
+        for metric in METRICS:
+            told, alone = row.told[metric], row.alone[metric]
+            cells += [percent_cell(told), percent_cell(alone), points_cell(told - alone)]
+        rows.append(tuple(cells))
     words = (
         "A share of each test example's labels, drawn at random, is told to the model; it is judged on the others, "
         "with what it is told and without. Runs on the same data are told the same labels.",
         *notes,
     )
     table = Table("Labels that are not told, with the others told and alone", tuple(columns), (tuple(rows),))
-    values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in found], "notes": list(notes)}
-    drawings = {"told": _drawing(found, labels)} if len({row.share for row in found}) > 1 else {}
+    values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in told_rows], "notes": list(notes)}
+    drawings = {"told": _drawing(told_rows, labels)} if len({row.share for row in told_rows}) > 1 else {}
     return Finding("told", "What known labels say of the others", words, (table,), values, drawings)
 
 
-def _cells(told: float, alone: float) -> tuple[Cell, ...]:
-    gain = Cell(formats.points(told - alone), 100 * (told - alone))
-    return (Cell(formats.percent(told), 100 * told), Cell(formats.percent(alone), 100 * alone), gain)
-
-
-def _drawing(found: Sequence[Told], labels: dict[str, str]) -> Drawing:
+def _drawing(told_rows: Sequence[Told], labels: dict[str, str]) -> Drawing:
     """C-AP against the share of labels told: solid with them told, dotted alone on the same entries."""
 
     def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         for hue, (run, label) in enumerate(labels.items()):
-            rows = [row for row in found if row.run == run]
+            rows = [row for row in told_rows if row.run == run]
             series = SeriesStyle(label, f"m{hue % HUES + 1}")
             x = [100 * row.share for row in rows]
             axes.plot(x, [100 * row.told["C-AP"] for row in rows], **line_style(series, palette, 5))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,18 @@ from PIL import Image
 from torch import Tensor
 
 from confed.analysis.victim import (
+    Bars,
     Finding,
     Questions,
     Victim,
     draw_questions,
     expand,
+    grouped_bars,
     names_of,
     open_victim,
     ordinary_words,
+    percent_cell,
+    points_cell,
     scores,
     test_examples,
     token_names,
@@ -57,16 +61,13 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
-from confed.report.figures.style import HUES, Drawing, Palette, style_axes
+from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.html.media import ImageStore
 from confed.report.tables.cells import p_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # The test-time Trojan on finished runs: accuracy clean, and with the picture ----------------------------------
 
@@ -267,9 +268,9 @@ _EMBEDDING = ("text (embedding)", "both (embedding)")
 _GAIN = 4  # by how much changes of pixels are enlarged to be seen
 
 
-def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
+def finding(rows: Sequence[Attacked], questions_of_rows: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
     labels = _labels(rows)
-    count = len(asked[0])
+    count = len(questions_of_rows[0])
     words = [
         f"{count} test questions per model. The picture is changed by projected gradient ascent within eps of its "
         "clean values and within the range of training data; the question's last word is replaced by the word whose "
@@ -286,12 +287,12 @@ def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mappin
     tabs = page.Tabs()
     panels = [
         (labels[i], _cards(row, questions, store))
-        for i, (row, questions) in enumerate(zip(rows, asked, strict=True))
+        for i, (row, questions) in enumerate(zip(rows, questions_of_rows, strict=True))
         if row.threat == rows_of(rows, row)[0].threat
     ]
     sections = [
         ("threats", "Who knows what", page.definitions(_threats(rows, labels))),
-        ("samples", "Samples: original and triggered", _explained(asked[0]) + tabs(panels)),
+        ("samples", "Samples: original and triggered", _explained(questions_of_rows[0]) + tabs(panels)),
     ]
     return Finding(
         "trojan", "Multimodal Trojan at test time", words, tables, values,
@@ -326,16 +327,12 @@ def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
     columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
     lines: list[tuple[Cell, ...]] = []
     for row, label in zip(rows, labels, strict=True):
-        accuracies = [row.accuracy(name) for name in CONDITIONS]
-        drops = [row.drop(name) for name in CONDITIONS[1:]]
-        exact = [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
+        values = [row.accuracy(name) for name in CONDITIONS]
+        values += [row.drop(name) for name in CONDITIONS[1:]]
+        values += [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
         attacker_knows = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
-        lines.append(
-            (Cell(label.removesuffix(f", {row.threat}")), Cell(attacker_knows),
-             *(Cell(formats.percent(value), 100 * value) for value in accuracies),
-             *(Cell(formats.percent(value), None if value is None else 100 * value) for value in drops),
-             *(Cell(formats.percent(value), 100 * value) for value in exact))
-        )  # fmt: skip
+        run = Cell(label.removesuffix(f", {row.threat}"))
+        lines.append((run, Cell(attacker_knows), *map(percent_cell, values)))
     embedded = "; ".join(
         f"{label}: text {formats.percent(row.accuracy(_EMBEDDING[0]))}, "
         f"both {formats.percent(row.accuracy(_EMBEDDING[1]))}"
@@ -356,8 +353,8 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
     names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
     lines = [
         (
-            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), _points(entry["difference"]),
-            _points(entry["low"]), _points(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
+            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), points_cell(entry["difference"]),
+            points_cell(entry["low"]), points_cell(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
         )
         for entry in values
     ]  # fmt: skip
@@ -366,33 +363,14 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
     return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
 
 
-def _points(value: float | None) -> Cell:
-    return Cell(formats.points(value), None if value is None else 100 * value)
-
-
 def _drawing(rows: Sequence[Attacked], labels: Sequence[str]) -> Drawing:
     """Groups of bars: a group per condition, a bar per victim and threat; hatched where a part was unknown."""
-
-    def draw(figure: "Figure", palette: Palette) -> None:
-        axes = figure.add_subplot()
-        width = 0.8 / len(rows)
-        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
-            heights = [100 * row.accuracy(name) for name in CONDITIONS]
-            places = np.arange(len(CONDITIONS)) + (i - (len(rows) - 1) / 2) * width
-            hatch = {"whole model": "", "activations": "//"}.get(row.threat, "..")
-            axes.bar(places, heights, 0.92 * width, label=label, color=palette(f"m{i % HUES + 1}"), hatch=hatch,
-                     edgecolor=palette("card"), linewidth=0)  # fmt: skip
-            for x, height in zip(places, heights, strict=True):
-                axes.annotate(f"{height:.0f}", (x, height), (0, 2), textcoords="offset points", ha="center",
-                              fontsize=7.5, color=palette("muted"))  # fmt: skip
-        style_axes(axes, palette, "", "", "test accuracy, %")
-        axes.set_xticks(np.arange(len(CONDITIONS)), CONDITIONS, fontsize=9)
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylim(0, 108)
-        axes.legend(fontsize=8.5, frameon=False, ncols=min(3, len(rows)), loc="lower left", bbox_to_anchor=(0, 1),
-                    labelcolor=palette("ink"))  # fmt: skip
-
-    return Drawing("trojan", 10.4, 3.4 + 0.2 * (len(rows) // 3), draw)
+    hatches = {"whole model": "", "activations": "//"}
+    bars: list[Bars] = []
+    for row, label in zip(rows, labels, strict=True):
+        heights = [100 * row.accuracy(name) for name in CONDITIONS]
+        bars.append(Bars(label, heights, hatches.get(row.threat, "..")))
+    return grouped_bars("trojan", CONDITIONS, bars, axis="test accuracy, %", height=3.4, top=108, numbers=True)
 
 
 # Samples ----------------------------------------------------------------------------------------------------
@@ -516,7 +494,7 @@ def trojan(
         raise ValueError(f"units must be spread or absolute, got {units!r}")
     runs, notes = expand(folders, client)
     rows: list[Attacked] = []
-    asked: list[Questions] = []
+    questions_of_rows: list[Questions] = []
     for folder, name in zip(runs, names_of(runs), strict=True):
         progress(Note(f"attacking {folder}"))
         victim = open_victim(folder, client, name)
@@ -527,21 +505,19 @@ def trojan(
         if key == "image" and 0 < settings.eps < 1:
             raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
         rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
-        asked += [questions] * (len(rows) - len(asked))
-    same = all(_alike(questions, asked[0]) for questions in asked)
+        questions_of_rows += [questions] * (len(rows) - len(questions_of_rows))
+    same = all(_alike(questions, questions_of_rows[0]) for questions in questions_of_rows)
     if not same:
         notes.append("the runs have other test questions, so they are not compared example by example")
-    from confed.analysis.trojan_page import finding
-
     values: dict[str, Any] = {
         "kind": "trojan",
         "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
-        "examples": len(asked[0]),
+        "examples": len(questions_of_rows[0]),
         "rows": [_values(row) for row in rows],
         "paired": paired(rows) if same else [],
         "notes": notes,
     }
-    return finding(rows, asked, values)
+    return finding(rows, questions_of_rows, values)
 
 
 def _alike(one: Questions, other: Questions) -> bool:

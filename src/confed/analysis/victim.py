@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -24,12 +25,17 @@ from confed.federation.specs import model_spec
 from confed.inference.finished_run import FinishedRun
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import SPECIAL_TOKENS, HasVocabulary
-from confed.report.figures.style import Drawing
+from confed.report.figures.style import HUES, Drawing, Palette, style_axes
+from confed.report.tables.table import Cell, in_files
 from confed.report.tables.table import Table as Figures
-from confed.report.tables.table import in_files
 from confed.results.folder import RunFolder, kind_of
 from confed.runs.encode import RunData
 from confed.runs.samples import fill
+from confed.system import format as formats
+from confed.system.events import Note, Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -186,10 +192,7 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
         rows = [row for name, row in chosen if name == place]
         parts.append(test_table(victim, place).batch(torch.tensor(rows)))
         names += [test_examples(victim, place).names[row] for row in rows]
-    batch: dict[str, Tensor] = {}
-    for key in parts[0]:
-        batch[key] = torch.cat([client_columns[key] for client_columns in parts])
-    return Questions(batch, tuple(names), tuple(chosen))
+    return Questions(joined_batches(parts), tuple(names), tuple(chosen))
 
 
 def test_table(victim: Victim, place: str) -> Table:
@@ -211,6 +214,33 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
             score_batches.append(victim.task.predictions(output, batch).double())
             answers.append(output.logits.argmax(1))
     return torch.cat(score_batches), torch.cat(answers)
+
+
+def split_victims(folders: Sequence[Path], sent: str, notes: list[str], progress: Progress) -> Iterator[Victim]:
+    """The models of runs whose method sends something from a cut; notes name the others, which do not send it."""
+    for folder, name in zip(folders, names_of(folders), strict=True):
+        victim = open_victim(folder, name=name)
+        # In other methods the same network is whole at a client.
+        if not victim.partly_known:
+            notes.append(f"left out: {folder}: {victim.label} sends {sent}")
+            continue
+        progress(Note(f"auditing {folder}"))
+        yield victim
+
+
+def client_table(victim: Victim, client: str) -> Table:
+    """A client's training examples as tensors."""
+    if client not in victim.run_data.clients:
+        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
+    return victim.run_data.clients[client].tables[0]
+
+
+def joined_batches(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Several batches as one."""
+    columns: dict[str, Tensor] = {}
+    for key in batches[0]:
+        columns[key] = torch.cat([batch[key] for batch in batches])
+    return columns
 
 
 # Words ------------------------------------------------------------------------------------------------------
@@ -236,6 +266,57 @@ def ordinary_words(tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 # What is written --------------------------------------------------------------------------------------------
+
+
+def percent_cell(value: float | None) -> Cell:
+    return Cell(formats.percent(value), None if value is None else 100 * value)
+
+
+def points_cell(value: float | None) -> Cell:
+    return Cell(formats.points(value), None if value is None else 100 * value)
+
+
+def number_cell(value: float | None) -> Cell:
+    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
+
+
+class Bars(NamedTuple):
+    """Bars of one colour: one for each group.
+
+    Attributes:
+        heights: in percent.
+        hatch: pattern of matplotlib.
+    """
+
+    label: str
+    heights: Sequence[float]
+    hatch: str = ""
+
+
+def grouped_bars(
+    name: str, groups: Sequence[str], bars: Sequence[Bars], *, axis: str, height: float, top: int, numbers: bool = False
+) -> Drawing:
+    """Drawing of groups of bars, as wide as a page; ``numbers`` stand above the bars."""
+
+    def draw(figure: "Figure", palette: Palette) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(bars)
+        for i, row in enumerate(bars):
+            places = np.arange(len(groups)) + (i - (len(bars) - 1) / 2) * width
+            edges: Mapping[str, Any] = {"edgecolor": palette("card"), "linewidth": 0} if numbers else {}
+            colour = palette(f"m{i % HUES + 1}")
+            axes.bar(places, row.heights, 0.92 * width, label=row.label, color=colour, hatch=row.hatch, **edges)
+            for x, value in zip(places, row.heights, strict=True) if numbers else ():
+                axes.annotate(f"{value:.0f}", (x, value), (0, 2), textcoords="offset points", ha="center",
+                              fontsize=7.5, color=palette("muted"))  # fmt: skip
+        style_axes(axes, palette, "", "", axis)
+        axes.set_xticks(np.arange(len(groups)), groups, fontsize=9)
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylim(0, top)
+        axes.legend(fontsize=8.5, frameon=False, ncols=min(3, len(bars)) if numbers else 3, loc="lower left",
+                    bbox_to_anchor=(0, 1), labelcolor=palette("ink"))  # fmt: skip
+
+    return Drawing(name, 10.4, height + 0.2 * (len(bars) // 3), draw)
 
 
 def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:

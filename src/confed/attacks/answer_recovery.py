@@ -178,10 +178,10 @@ def observe(
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     sent: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for step, whole in enumerate(batches):
-        kept = privacy.rows(whole["label"])
-        if kept is not None and len(kept) < 2:
+        sent_rows = privacy.rows(whole["label"])
+        if sent_rows is not None and len(sent_rows) < 2:
             continue  # without negatives nothing is sent
-        batch = whole if kept is None else {name: column[kept] for name, column in whole.items()}
+        batch = whole if sent_rows is None else {name: column[sent_rows] for name, column in whole.items()}
         with torch.no_grad():
             v_mha, v_apn = (privacy.activations(v, rng).cpu() for v in model.cut(batch))
         labels = batch["label"].cpu()
@@ -283,14 +283,14 @@ def by_frequency(groups: Tensor, public: Tensor) -> Tensor:
     return names[groups]
 
 
-def by_known(groups: Tensor, known: Tensor, labels: Tensor, public: Tensor) -> Tensor:
+def by_known(groups: Tensor, rows: Tensor, labels: Tensor, public: Tensor) -> Tensor:
     """Names of groups by the answers of a few rows, the rest by frequency: a guessed label per row, int64 (N,).
 
     A group with known rows has their most frequent answer. The other groups are named by rank in size with the answers
     that no such group has.
     """
     votes = torch.zeros(int(groups.max()) + 1, len(public), dtype=torch.int64)
-    votes.index_put_((groups[known], labels), torch.ones_like(labels), accumulate=True)
+    votes.index_put_((groups[rows], labels), torch.ones_like(labels), accumulate=True)
     named = votes.sum(1) > 0
     names = votes.argmax(1)
     left = public.clone().double()

@@ -113,11 +113,11 @@ def fit_decoder(
 
 
 def searched(
-    part: Callable[[Batch], Tensor],
+    known_layers: Callable[[Batch], Tensor],
     batch: Batch,
     target: Tensor,
     key: str,
-    own: Tensor,
+    attacker_inputs: Tensor,
     *,
     steps: int = 200,
     lr: float = 0.05,
@@ -128,9 +128,9 @@ def searched(
     Returns:
         Inputs (B, ...), of all steps those with the least value.
     """
-    own = own.detach().clone().float()
-    mean, spread = mean_input(own), own.std(0).clamp_min(1e-6)
-    low, high = own.amin(0), own.amax(0)
+    attacker_inputs = attacker_inputs.detach().clone().float()
+    mean, spread = mean_input(attacker_inputs), attacker_inputs.std(0).clamp_min(1e-6)
+    low, high = attacker_inputs.amin(0), attacker_inputs.amax(0)
     present = (batch[key] != 0).any(-1, keepdim=True) if key == "regions" else torch.ones((), dtype=torch.bool)
     target = target.detach().clone().float()
     size = target.square().sum(1).clamp_min(1e-12)
@@ -145,7 +145,7 @@ def searched(
         for _ in range(steps + 1):
             x = inputs(z)
             fixed_columns = {name: column.clone() for name, column in batch.items() if name != key}
-            far = (part({**fixed_columns, key: x}).float() - target).square().sum(1) / size
+            far = (known_layers({**fixed_columns, key: x}).float() - target).square().sum(1) / size
             value = far + prior * z.square().flatten(1).mean(1)
             better = value.detach() < least
             least = torch.where(better, value.detach(), least)
@@ -183,30 +183,30 @@ def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tens
     return sets[:, :vocabulary]
 
 
-def mean_input(own: Tensor) -> Tensor:
+def mean_input(inputs: Tensor) -> Tensor:
     """The mean of inputs; of regions over those that are there, as rows that are all zero are padding."""
-    if own.ndim != 3:
-        return own.mean(0)
-    count = (own != 0).any(-1, keepdim=True).sum(0)
-    return own.sum(0) / count.clamp_min(1)
+    if inputs.ndim != 3:
+        return inputs.mean(0)
+    count = (inputs != 0).any(-1, keepdim=True).sum(0)
+    return inputs.sum(0) / count.clamp_min(1)
 
 
-def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
+def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
     """Compares reconstructions with the truth and with the mean input."""
-    if found.shape != truth.shape or not len(truth):
-        raise ValueError(f"found and truth must have one shape, got {tuple(found.shape)} and {tuple(truth.shape)}")
+    if rebuilt.shape != truth.shape or not len(truth):
+        raise ValueError(f"found and truth must have one shape, got {tuple(rebuilt.shape)} and {tuple(truth.shape)}")
     count, blind = len(truth), mean.expand_as(truth)
     if truth.ndim == 3:
         present = (truth != 0).any(-1)
-        found, truth, blind = (x[present].double() for x in (found, truth, blind))
+        rebuilt, truth, blind = (x[present].double() for x in (rebuilt, truth, blind))
     else:
-        found, truth, blind = (x.flatten(1).double() for x in (found, truth, blind))
-    error, baseline = float((found - truth).square().mean()), float((blind - truth).square().mean())
+        rebuilt, truth, blind = (x.flatten(1).double() for x in (rebuilt, truth, blind))
+    error, baseline = float((rebuilt - truth).square().mean()), float((blind - truth).square().mean())
     return Reconstruction(
         error=error,
         baseline=baseline,
         explained=1 - error / baseline if baseline > 0 else 0.0,
-        cosine=float(F.cosine_similarity(found, truth, dim=1).mean()),
+        cosine=float(F.cosine_similarity(rebuilt, truth, dim=1).mean()),
         baseline_cosine=float(F.cosine_similarity(blind, truth, dim=1).mean()),
         examples=count,
     )
@@ -215,17 +215,17 @@ def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
 def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecovery:
     """Counts the words that are found."""
     count = words.sum(1).long()
-    asked = count > 0
-    if not bool(asked.any()):
+    has_words = count > 0
+    if not bool(has_words.any()):
         raise ValueError("no question has a word that the vocabulary knows")
 
     def share(guesses: Tensor) -> float:
-        order = guesses[asked].argsort(dim=1, descending=True, stable=True)
-        first = torch.arange(order.shape[1]) < count[asked][:, None]
-        hits = (words[asked].gather(1, order) * first).sum(1)
-        return float((hits / count[asked]).mean())
+        order = guesses[has_words].argsort(dim=1, descending=True, stable=True)
+        first = torch.arange(order.shape[1]) < count[has_words][:, None]
+        hits = (words[has_words].gather(1, order) * first).sum(1)
+        return float((hits / count[has_words]).mean())
 
-    return WordRecovery(share(scores), share(frequency.expand_as(scores)), int(asked.sum()))
+    return WordRecovery(share(scores), share(frequency.expand_as(scores)), int(has_words.sum()))
 
 
 def _layers(v: Tensor, layers: dict[str, Tensor]) -> Tensor:

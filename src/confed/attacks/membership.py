@@ -12,6 +12,7 @@ attacks exist, so a low AUC is no guarantee.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,15 +39,12 @@ def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Te
 
 def attack_auc(members: Tensor, others: Tensor) -> float:
     """Area under the ROC curve of the loss-threshold attack, exact, ties counted half."""
+    from scipy.stats import mannwhitneyu
+
     for name, losses in (("members", members), ("others", others)):
         if losses.ndim != 1 or not len(losses):
             raise ValueError(f"{name} must be losses of shape (N,), at least one, got shape {tuple(losses.shape)}")
         if not losses.isfinite().all():
             raise ValueError(f"{name} must be finite, got {losses[~losses.isfinite()][0].item()}")
-    ordered = others.double().sort().values
-    wanted = members.double()
-    below = torch.searchsorted(ordered, wanted, right=False)
-    up_to = torch.searchsorted(ordered, wanted, right=True)
-    # Twice the number of pairs won, so that ties stay whole numbers.
-    doubled = int((2 * (len(ordered) - up_to) + (up_to - below)).sum())
-    return doubled / (2 * len(wanted) * len(ordered))
+    pairs_won: Any = mannwhitneyu(others.double().numpy(), members.double().numpy(), method="asymptotic")
+    return float(pairs_won.statistic) / (len(members) * len(others))

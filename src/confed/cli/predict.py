@@ -62,10 +62,10 @@ def predict(
     labels, --image or --text alone, and --known tells it labels that are certain. One that converses is asked every
     --question in turn, with what was said before in the prompt; without --question, every line of the input.
     """
-    from confed.inference.ask import ask, kind_of_answers, unwanted
+    from confed.inference.ask import ask, unwanted
 
     run, client = _asked(folder, client)
-    kind = kind_of_answers(run)
+    kind = run.answer_kind
     given = {"question": question, "image2": picture2, "choices": choice, "text": text, "known": known}
     if error := unwanted(kind, given | {"attention": page, "top": top}, _OPTIONS):
         raise ValueError(error)

@@ -218,8 +218,8 @@ class Client:
 
     def values(self, *wanted: Scope) -> dict[str, Tensor]:
         """Copies, in main memory, of the workspace's tensors of the wanted scopes."""
-        kept = {name: self.tensors[name].detach() for name in self.names(*wanted)}
-        return {name: t.clone() if t.device.type == "cpu" else t.cpu() for name, t in kept.items()}
+        live = {name: self.tensors[name].detach() for name in self.names(*wanted)}
+        return {name: t.clone() if t.device.type == "cpu" else t.cpu() for name, t in live.items()}
 
     def remember(self) -> None:
         """Keeps the private values and, where the run keeps personal models, the shared ones as trained here."""

@@ -70,14 +70,12 @@ class StatePacks:
 
     def load(self, client: str, version: int) -> bytes:
         """A state's bytes."""
-        with suppress(OSError, LookupError):
-            if (content := self._bytes(client, version)) is not None:
-                return content
-        self.forget()  # another process may have written the file anew
-        self._index()
-        with suppress(OSError, LookupError):
-            if (content := self._bytes(client, version)) is not None:
-                return content
+        for _ in range(2):
+            with suppress(OSError, LookupError):
+                if (content := self._bytes(client, version)) is not None:
+                    return content
+            self.forget()  # another process may have written the file anew
+            self._index()
         raise CutPack(f"{self.path(version)}: the state of {client!r} is missing")
 
     def save(self, client: str, version: int, data: bytes) -> None:
@@ -333,14 +331,14 @@ class CheckpointManifest:
             del self._files[name]
 
 
-def missing(needed: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, str] | None:
+def missing(needed: Mapping[str, str], stored: Mapping[str, str]) -> tuple[str, str] | None:
     """A file that has not the states that a checkpoint needs, and what is wrong with it; None if all have them."""
-    want, present = _clients(needed), _clients(found)
+    want, present = _clients(needed), _clients(stored)
     # Older states of clients whose newest are missing count in their files: those with too few are the culprits.
-    for name in sorted({*needed, *found}, key=lambda name: (present[name] - want[name], name)):
+    for name in sorted({*needed, *stored}, key=lambda name: (present[name] - want[name], name)):
         if not present[name]:
             return name, f"missing, with the states of {want[name]} {'client' if want[name] == 1 else 'clients'}"
-        if needed.get(name) != found[name]:
+        if needed.get(name) != stored[name]:
             others = "" if present[name] != want[name] else "others "
             return (
                 name,
@@ -390,8 +388,8 @@ class DirectoryStore:
 
         A damaged file is a :class:`CorruptCheckpoint`.
         """
-        version = max((v for v in self._versions(client_id) if v <= self.version), default=None)
-        return ClientState() if version is None else self._state(client_id, version)
+        version = newest_until(self._versions(client_id), self.version)
+        return ClientState() if version < 0 else self._state(client_id, version)
 
     def save(self, client_id: str, state: ClientState) -> None:
         """Writes this version of the client's state and drops versions that no checkpoint needs."""
@@ -410,7 +408,7 @@ class DirectoryStore:
                 self._needed.remove(client_id, before)
             self._needed.add(client_id, self._name(client_id, self.version))
         older = [v for v in versions if v < self.version]
-        needed = {newest_until(older, kept) for kept in self.kept}
+        needed = {newest_until(older, version) for version in self.kept}
         # The version before this one: a run stopped in the middle of a round saves the round before.
         needed.add(max(older, default=-1))
         for version in older:
@@ -422,8 +420,8 @@ class DirectoryStore:
 
         A file that is written anew is another one.
         """
-        version = max((v for v in self._versions(client_id) if v <= self.version), default=None)
-        if version is None:
+        version = newest_until(self._versions(client_id), self.version)
+        if version < 0:
             return None
         try:
             status = self._path(client_id, version).stat()
@@ -481,16 +479,15 @@ class DirectoryStore:
         if needed is not None and (wrong := missing(needed, self._found(version).record())) is not None:
             raise CorruptCheckpoint(f"{self.root / wrong[0]}: {wrong[1]}")
         for client in self.clients():
-            if versions := [v for v in self._versions(client) if v <= version]:
-                self._state(client, max(versions))
+            if (newest := newest_until(self._versions(client), version)) >= 0:
+                self._state(client, newest)
 
     def copy(self, version: int, target: Path, without: Collection[str] = ()) -> None:
         """Copies every client's newest state that is not newer than ``version`` into another directory."""
         other, packs = DirectoryStore(target), dict[int, list[str]]()
         for client in self.clients():
-            versions = [v for v in self._versions(client) if v <= version]
-            if versions and client not in without:
-                newest = max(versions)
+            newest = newest_until(self._versions(client), version)
+            if newest >= 0 and client not in without:
                 if newest in self._packs.versions(client):
                     packs.setdefault(newest, []).append(client)
                 else:
@@ -504,7 +501,8 @@ class DirectoryStore:
 
     def sizes(self) -> list[int]:
         """Bytes of each client's newest state."""
-        return [len(self._data(client, self.newest(client))) for client in self.clients() if self.newest(client) >= 0]
+        newest = {client: self.newest(client) for client in self.clients()}
+        return [len(self._data(client, version)) for client, version in newest.items() if version >= 0]
 
     def newest(self, client_id: str) -> int:
         """The newest version that the client has a state of; -1 if it has none."""

@@ -35,7 +35,7 @@ class Row:
     # the values that stacked training follows; None for all. Any other is trained one by one.
     stacks: tuple[Any, ...] | None = None
     buffered: Result = "equal bits"  # result of asynchronous rounds with nothing late
-    asked: bool = True  # False where nothing that happens in a round depends on it
+    in_rounds: bool = True  # False where nothing that happens in a round depends on it
     reason: str = ""  # why a way steps aside or refuses, as the end of a sentence
 
     def result(self, way: str, value: Any = None) -> Result:
@@ -44,14 +44,14 @@ class Row:
             return "one by one"
         if way == "buffered" and self.buffered != "equal bits":
             return self.buffered
-        if not self.asked:
+        if not self.in_rounds:
             return "not asked"
         return self.stacked if way == "stacked" else "equal bits"
 
 
 _RATES = "the rates of clients with different numbers of steps differ"
 _PROTECTED = "each update is protected before it leaves its client"
-_OUTSIDE = Row(asked=False)
+_OUTSIDE = Row(in_rounds=False)
 
 LOCAL: Mapping[str, Row] = {
     "epochs": Row(),
@@ -106,7 +106,7 @@ HOOKS: Mapping[str, Row] = {
     "actions": Row(stacked="one by one", reason="stacked training takes the place of the plain actions"),
     "evaluate": Row(reason="own models are evaluated one by one, in the method's way"),
     "examine": Row(),
-    "unsupported_reason": Row(asked=False, buffered="refused", reason="a method without a robust mean has none"),
+    "unsupported_reason": Row(in_rounds=False, buffered="refused", reason="a method without a robust mean has none"),
     "global_model": Row(),
     "deployed_model": _OUTSIDE,
     "reports": _OUTSIDE,
@@ -163,7 +163,7 @@ def unbuffered_hook(algorithm: Algorithm) -> str:
         if name not in HOOKS:
             return f"it overrides {name!r}, which asynchronous rounds do not know"
         # What `unsupported_reason` says is for the engine to ask.
-        if HOOKS[name].buffered == "refused" and HOOKS[name].asked:
+        if HOOKS[name].buffered == "refused" and HOOKS[name].in_rounds:
             return f"it overrides {name!r}, and {HOOKS[name].reason}"
     return ""
 

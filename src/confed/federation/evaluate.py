@@ -88,8 +88,8 @@ class Tally:
             for name, value in counting.counts(output, batch).items():
                 self._counts[name] = self._counts[name] + value if name in self._counts else value
         if self._records is not None and (counting is not None or self._measures):
-            kept: Mapping[str, Tensor] = {} if counting is None else counting.records(output, batch)
-            self._records.append({**kept, **kept_of(self._measures, output, batch)})
+            columns: Mapping[str, Tensor] = {} if counting is None else counting.records(output, batch)
+            self._records.append({**columns, **kept_of(self._measures, output, batch)})
         for name, (total, weight) in task.tally(output, batch).items():
             before = self.tallies.get(name, (0.0, 0.0))
             self.tallies[name] = (before[0] + total, before[1] + weight)

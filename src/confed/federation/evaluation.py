@@ -96,8 +96,8 @@ class Evaluation:
         if not scores:  # a client may have no test examples
             scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
-        kept = combined(torch.cat, records)
-        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **kept}, scalars)
+        tensors = combined(torch.cat, records)
+        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **tensors}, scalars)
 
 
 def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], Iterable[Batch]], int | None]:
@@ -106,11 +106,11 @@ def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], It
     return batches, int(message.scalars.get("limit", 0)) or None
 
 
-def evaluated(found: Mapping[str, tuple[Tallies, Params]]) -> Message:
+def evaluated(views: Mapping[str, tuple[Tallies, Params]]) -> Message:
     """A reply of ``evaluate``."""
     scalars: dict[str, Scalar] = {}
     tensors: dict[str, Tensor] = {}
-    for view, (tallies, counts) in found.items():
+    for view, (tallies, counts) in views.items():
         tensors |= {f"{view}:{name}": value for name, value in counts.items()}
         for metric, (total, weight) in tallies.items():
             scalars[f"{view}:{metric}:sum"] = total

@@ -149,7 +149,7 @@ class FeatureFiles:
         """Writes one file; False where that cannot be done, which is said once."""
         if not self._writes:
             return False
-        size = sum(field.bytes for field in layout) * len(digests)
+        size = row_bytes(layout) * len(digests)
         flat = b"".join(digests)
         # Two processes that computed the same examples write the same file.
         path = self.folder / f"{sha256(flat).hexdigest()[:32]}.safetensors"
@@ -242,8 +242,8 @@ class Memory:
     def add(self, digests: Sequence[bytes], rows: Sequence[Tensor], origin: Tensor) -> int:
         """Copies rows; the number of the first one."""
         first, last = self.count, self.count + len(digests)
-        for kept, given in zip(self.fields, rows, strict=True):
-            kept[first:last] = given
+        for column, given in zip(self.fields, rows, strict=True):
+            column[first:last] = given
         self.origins[first:last] = origin
         self.digests.extend(digests)
         self.count = last
@@ -476,29 +476,28 @@ def unpacked(tensors: Sequence[Tensor], constants: Constants) -> Any:
     return kind(*(next(parts) if number is None else number for number in numbers[: -len(tensors)]))
 
 
-def stacked(found: Sequence[Any]) -> tuple[Any, Any]:
+def stacked(client_states: Sequence[Any]) -> tuple[Any, Any]:
     """States of batches of one shape as one, with a dimension in front, and what ``vmap`` maps over: 0 or None."""
-    first = found[0]
+    first = client_states[0]
     if isinstance(first, Tensor):
-        return torch.stack(list(found)), 0
-    columns = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*found, strict=True)]
+        return torch.stack(list(client_states)), 0
+    columns = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*client_states, strict=True)]
     return first.__class__(*columns), first.__class__(*(0 if isinstance(p, Tensor) else None for p in first))
 
 
-def joined(found: Sequence[Any]) -> Any:
+def joined(client_states: Sequence[Any]) -> Any:
     """States of several batches as that of one batch with all their examples; see :func:`stacked`."""
-    first = found[0]
+    first = client_states[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(found))
-    return first.__class__(
-        *(torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*found, strict=True))
-    )
+        return torch.cat(list(client_states))
+    columns = zip(*client_states, strict=True)
+    return first.__class__(*(torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns))
 
 
-def gap(kept: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
+def gap(stored: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
     """Largest difference over the largest value; 0 for equal bits alone."""
     worst = 0.0
-    for a, b in zip(kept, plain, strict=True):
+    for a, b in zip(stored, plain, strict=True):
         if torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
             continue
         if not a.is_floating_point():

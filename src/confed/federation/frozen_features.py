@@ -118,21 +118,21 @@ class FrozenFeatures:
         began = time.perf_counter()
         digests = self._digests(batch, kind)
         places = self.store.find(digests) if kind in self._layouts else None
-        kept = None if places is None else self._state(kind, places)
-        if places is None or kept is None:
+        stored = None if places is None else self._state(kind, places)
+        if places is None or stored is None:
             return self._first(model, batch, kind, number, digests)
         if number not in self._settled or not self._alike(number, places):
             plain = self._compute(model, batch, count(batch))
-            self._compare(kind, number, places, kept, plain)
+            self._compare(kind, number, places, stored, plain)
             return plain, self.cut
         self._serving[0] += len(digests)
         self._serving[1] += time.perf_counter() - began
         self.counts.reused += len(digests)
         self._misses[number] = 0
         if self._serving[0] < PATIENCE * len(digests):
-            return kept, self.cut
+            return stored, self.cut
         self._weigh()
-        return kept, self.cut
+        return stored, self.cut
 
     @property
     def active(self) -> bool:
@@ -348,10 +348,10 @@ class FrozenFeatures:
         state_class = self._class(number)
         return all(self._class(origin) == state_class for origin in set(self._origins(places)))
 
-    def _compare(self, kind: Hashable, number: int, places: Sequence[Place], kept: Any, plain: Any) -> None:
+    def _compare(self, kind: Hashable, number: int, places: Sequence[Place], stored: Any, plain: Any) -> None:
         """Comparison of what is kept of a batch with what is computed now, by where the rows come from."""
         origins = self._origins(places)
-        here, kept_states = states.packed(plain, len(places)), states.packed(kept, len(places))
+        here, kept_states = states.packed(plain, len(places)), states.packed(stored, len(places))
         if (
             here is None
             or kept_states is None

@@ -68,7 +68,7 @@ class Measure:
 
 def kept_of(measures: Sequence[Measure], output: Output, batch: Batch) -> dict[str, Tensor]:
     """Name -> what each measure keeps of the examples of a batch, float32 on the CPU; a fault is a ValueError."""
-    tensors: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
     for measure in measures:
         rows = measure.per_example(output, batch)
         if rows.ndim not in (1, 2) or len(rows) != len(output.logits) or not torch.isfinite(rows.float()).all():
@@ -76,15 +76,15 @@ def kept_of(measures: Sequence[Measure], output: Output, batch: Batch) -> dict[s
                 f"the measure {measure.name!r} must keep finite numbers of each example, of shape "
                 f"({len(output.logits)},) or ({len(output.logits)}, K), got shape {tuple(rows.shape)}"
             )
-        tensors[f"{KEPT}{measure.name}"] = rows.float().cpu()
-    return tensors
+        columns[f"{KEPT}{measure.name}"] = rows.float().cpu()
+    return columns
 
 
-def values_of(measures: Sequence[Measure], tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def values_of(measures: Sequence[Measure], columns: Mapping[str, Tensor]) -> dict[str, float]:
     """Name -> value of each measure at one place with examples; a value outside its declared range is a ValueError."""
     values: dict[str, float] = {}
     for measure in measures:
-        rows = tensors.get(f"{KEPT}{measure.name}")
+        rows = columns.get(f"{KEPT}{measure.name}")
         if rows is None or not len(rows):
             continue
         value = measure.combine(rows.double())

@@ -145,17 +145,17 @@ class _Losses:
         return torch.stack(losses)
 
 
-def _one_loss(objective: Objective, own: "_Own", output: Output, batch: Batch) -> Tensor:
+def _one_loss(objective: Objective, client_values: "_Own", output: Output, batch: Batch) -> Tensor:
     """The loss of one client's batch, whose outputs have been computed with those of the others."""
 
-    def model(asked: Batch) -> Output:
-        if asked is not batch:
+    def model(given: Batch) -> Output:
+        if given is not batch:
             raise RuntimeError("the method runs the model on other batches than the one it is given")
         return output
 
     losses = iter(objective(cast(nn.Module, model), batch))
     loss = next(losses)
-    own.end()  # what follows the loss would see the values after the step
+    client_values.end()  # what follows the loss would see the values after the step
     if next(losses, None) is not None:
         raise RuntimeError("the method yields several losses per batch")
     return loss
@@ -246,7 +246,7 @@ class _Steps:
             self.moments.append({name: torch.zeros_like(tensor) for name, tensor in stack.items()})
 
     def take(
-        self, own: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
+        self, client_values: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
     ) -> None:
         """Step number ``number``, from 1, of each client of a group (None: of all), in place of its values."""
         if self.clip is not None:
@@ -259,12 +259,12 @@ class _Steps:
             moments = selected
         for group, decay, rate in self.groups:
             if names := [name for name in group if name in gradients]:
-                values, slopes = [own[name] for name in names], [gradients[name] for name in names]
+                values, slopes = [client_values[name] for name in names], [gradients[name] for name in names]
                 own_moments = [list(map(moment.__getitem__, names)) for moment in moments]
                 self._step(values, slopes, own_moments, decay, rate, number)
         if rows is not None:
-            for whole, part in zip(self.moments, moments, strict=True):
-                for name, tensor in part.items():
+            for whole, moment in zip(self.moments, moments, strict=True):
+                for name, tensor in moment.items():
                     whole[name][rows] = tensor
 
     def _step(

@@ -48,13 +48,13 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> Layers | None:
 
 
 @contextmanager
-def stacked_layers(layers: Layers, own: Mapping[str, Tensor], clients: int) -> Generator[None]:
+def stacked_layers(layers: Layers, values: Mapping[str, Tensor], clients: int) -> Generator[None]:
     """Layers that take a batch of the examples of K clients, end to end, while the block runs."""
     for name, layer in layers.items():
         # What clients do not have their own of is the same for all; a layer may have no weights, or no biases.
         common: dict[str, Tensor | None] = dict(layer.named_parameters(recurse=False))
         weight, bias = (
-            own.get(f"{name}.{key}", None if (t := common.get(key)) is None else t.expand(clients, *t.shape))
+            values.get(f"{name}.{key}", None if (t := common.get(key)) is None else t.expand(clients, *t.shape))
             for key in ("weight", "bias")
         )
         held = cast("Any", layer)  # an attribute of the module hides its class's method
@@ -135,7 +135,7 @@ class StackedPasses:
         self._tried: dict[Hashable, Layers | None] = {}
 
     def __call__(
-        self, own: Mapping[str, Tensor], each: Sequence[Batch], task: object
+        self, values: Mapping[str, Tensor], each: Sequence[Batch], task: object
     ) -> tuple[dict[str, Tensor], Output]:
         """The examples of K clients as one batch, and their outputs, all with K B rows: client by client.
 
@@ -144,62 +144,64 @@ class StackedPasses:
         batch = combined(torch.cat, each)
         states = self._states(each)
         shapes = tuple((name, tensor.ndim) for name, tensor in batch.items())
-        key = (id(task), self.model.training, tuple(own), shapes)
+        key = (id(task), self.model.training, tuple(values), shapes)
         if key not in self._tried:
-            self._tried[key] = self._layers(own, batch, each, states)
+            self._tried[key] = self._layers(values, batch, each, states)
         layers = self._tried[key]
-        output = self._mapped(own, batch, each, states) if layers is None else self._joint(layers, own, batch, states)
+        output = (
+            self._mapped(values, batch, each, states) if layers is None else self._joint(layers, values, batch, states)
+        )
         return batch, output
 
     def _states(self, each: Sequence[Batch]) -> list[Any] | None:
         """Each client's state after the frozen layers; None where no features are kept."""
         staged = self._staged
-        if staged is None or (kept := staged.frozen_features) is None:
+        if staged is None or (features := staged.frozen_features) is None:
             return None
         # Also once nothing is kept any more: inside of `vmap` these layers would round otherwise from then on.
         before = torch.get_rng_state()
-        states = [kept.state(staged, examples) for examples in each]
+        states = [features.state(staged, examples) for examples in each]
         if not torch.equal(before, torch.get_rng_state()):
             raise RuntimeError("the frozen layers draw random numbers, which would be others")
         return states
 
     def _given(self, batch: Batch, state: Any) -> AbstractContextManager[None]:
         """Declaration of a state, where features are kept, for the time of a pass."""
-        kept = None if state is None or self._staged is None else self._staged.frozen_features
-        return nullcontext() if kept is None else kept.given(batch, state)
+        features = None if state is None or self._staged is None else self._staged.frozen_features
+        return nullcontext() if features is None else features.given(batch, state)
 
-    def _joint(self, layers: Layers, own: Mapping[str, Tensor], batch: Batch, states: list[Any] | None) -> Output:
-        clients = len(next(iter(own.values())))
+    def _joint(self, layers: Layers, values: Mapping[str, Tensor], batch: Batch, states: list[Any] | None) -> Output:
+        clients = len(next(iter(values.values())))
         state = None if states is None else joined(states)
-        with stacked_layers(layers, own, clients), self._given(batch, state):
+        with stacked_layers(layers, values, clients), self._given(batch, state):
             return self.model(batch)
 
     def _mapped(
-        self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
+        self, values: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
     ) -> Output:
         whole = {name: tensor.view(len(each), -1, *tensor.shape[1:]) for name, tensor in batch.items()}
         state, dims = (None, None) if states is None else stacked(states)
 
-        def one(own: dict[str, Tensor], batch: Batch, state: Any) -> Output:
+        def one(values: dict[str, Tensor], batch: Batch, state: Any) -> Output:
             with self._given(batch, state):
-                return functional_call(self.model, own, (batch,))
+                return functional_call(self.model, values, (batch,))
 
-        mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(own), whole, state)
+        mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(values), whole, state)
         return Output(*(rows_of_clients.flatten(0, 1) for rows_of_clients in mapped))
 
     def _layers(
-        self, own: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
+        self, values: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
     ) -> Layers | None:
         """The layers that tell clients' rows apart; None where the model needs ``vmap``.
 
         Tried with values that differ between clients and from the model's.
         """
-        layers = layers_of(self.model, list(own))
+        layers = layers_of(self.model, list(values))
         if layers is None:
             return None
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            changed = {name: tensor + _noise(tensor, rng) for name, tensor in own.items()}
+            changed = {name: tensor + _noise(tensor, rng) for name, tensor in values.items()}
             try:
                 alone = list[Output]()
                 for place, examples in enumerate(each):

@@ -94,8 +94,8 @@ class Staged(Protocol):
 
 def run_stages(model: Staged, batch: Batch, last: int) -> Any:
     """The state after the first ``last`` stages, which begin at kept features where there are some."""
-    kept = model.frozen_features
-    state, first = (None, 0) if kept is None else kept.start(model, batch, last)
+    features = model.frozen_features
+    state, first = (None, 0) if features is None else features.start(model, batch, last)
     return model.forward_stages(state, first, last, batch)
 
 
@@ -106,21 +106,21 @@ def expected_passes(model: nn.Module, passes: int | None) -> Generator[None]:
     States of examples that are read too seldom for that to save anything are not kept.
     """
     staged = None if passes is None else staged_part(model)
-    kept = None if staged is None else staged[1].frozen_features
-    if kept is None:
+    features = None if staged is None else staged[1].frozen_features
+    if features is None:
         yield
         return
-    before, kept.passes = kept.passes, passes
+    before, features.passes = features.passes, passes
     try:
         yield
     finally:
-        kept.passes = before
+        features.passes = before
 
 
-def name_of(model: nn.Module, part: nn.Module) -> str:
+def name_of(model: nn.Module, submodule: nn.Module) -> str:
     """How the names of the tensors of a submodule begin: its own name and a dot."""
     whole: Any = model
-    return next(f"{name}." for name, module in whole.named_modules() if module is part)
+    return next(f"{name}." for name, module in whole.named_modules() if module is submodule)
 
 
 def staged_part(model: nn.Module) -> tuple[str, Staged] | None:

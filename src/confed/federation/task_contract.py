@@ -66,7 +66,8 @@ def _headline_faults(task: Task, output: Output, batch: Batch) -> Iterator[tuple
         yield TASK_CHECKS[4], f"{both}: paired tests would be of another number than tables"
     halves = (slice(0, count // 2), slice(count // 2, count))
     parts = [task.tally(*_rows(output, batch, half)).get(task.metric, (0.0, 0.0)) for half in halves]
-    if abs(sum(part[0] for part in parts) - total) > 1e-5 or sum(part[1] for part in parts) != weight:
+    sums, weights = zip(*parts, strict=True)
+    if abs(sum(sums) - total) > 1e-5 or sum(weights) != weight:
         yield TASK_CHECKS[5], f"gives {task.metric!r} other sums for two halves of a batch than for the whole"
 
 

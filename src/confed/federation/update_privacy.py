@@ -135,11 +135,11 @@ class UpdatePrivacy:
             if not over:
                 return released
             for name in over:
-                kept = _rounded(sent[name], origins[name], moved[name], scale := scales[name] * (1 - slack))
+                rounded = _rounded(sent[name], origins[name], moved[name], scale := scales[name] * (1 - slack))
                 if slack >= COARSE:  # no update moves further than before rounding, so that neither does the whole
-                    far = (kept.double() - origins[name].double()).abs() > (scale * moved[name]).abs()
-                    kept = torch.where(far, origins[name], kept)
-                released[name] = kept
+                    far = (rounded.double() - origins[name].double()).abs() > (scale * moved[name]).abs()
+                    rounded = torch.where(far, origins[name], rounded)
+                released[name] = rounded
             if slack >= COARSE:
                 return released
             slack *= 16

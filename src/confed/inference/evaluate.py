@@ -49,8 +49,6 @@ from confed.runs.encode import RunData, encoded
 from confed.runs.evaluate import restriction
 from confed.tasks.vqa import summarise
 
-_NAMED_PLACES = 5  # places that a note names
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -77,20 +75,17 @@ class Tried:
 Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
 
 
-def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
-    """Results in groups of one model, in order."""
-    tried_by_model: dict[str, list[Tried]] = {}
+def by_model(tried: Sequence[Tried]) -> dict[tuple[str, str], list[Tried]]:
+    """Results in groups of one model of one run, in order."""
+    groups: dict[tuple[str, str], list[Tried]] = {}
     for one in tried:
-        tried_by_model.setdefault(one.model, []).append(one)
-    return tried_by_model
+        groups.setdefault((one.run, one.model), []).append(one)
+    return groups
 
 
 def comparable_pairs(tried: Sequence[Tried]) -> int:
     """The number of pairs of models, of all runs, that a test could compare: the family of tests of an evaluation."""
-    groups: dict[tuple[str, str], list[Tried]] = {}
-    for one in tried:
-        groups.setdefault((one.run, one.model), []).append(one)
-    return sum(bool(_common(a, b)) for a, b in combinations(groups.values(), 2))
+    return sum(bool(_common(a, b)) for a, b in combinations(by_model(tried).values(), 2))
 
 
 def corrected_tests(tests: Sequence[Mapping[str, Any]], family: int) -> list[dict[str, Any]]:
@@ -130,9 +125,9 @@ def left_out(pairs: Pairs) -> list[str]:
         why = {x.place: text for x, y in common if (text := _unpaired(x, y))}
         for text in sorted({*why.values()}):
             places = [place for place, reason in why.items() if reason == text]
-            more = f" and {len(places) - _NAMED_PLACES} more places" if len(places) > _NAMED else ""
+            more = f" and {len(places) - _NAMED} more places" if len(places) > _NAMED else ""
             names = " and ".join(_pair_names(a, b))
-            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED_PLACES]))}{more}: {text}")
+            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED]))}{more}: {text}")
     if apart:
         notes.append(f"{apart} of {len(pairs)} pairs of models have no place in common and are not compared")
     return notes
@@ -259,7 +254,8 @@ def evaluate(
         second = runs[1]
         others, more = second.on(source, models, used, learned_from)
         notes = list(dict.fromkeys([*notes, *more]))
-        of, against_of = by_model(tried), by_model(others)
+        of = {model: rows for (_, model), rows in by_model(tried).items()}
+        against_of = {model: rows for (_, model), rows in by_model(others).items()}
         for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
             notes.append(f"{model} is a model of one run only and not compared")
         pairs = [(model_rows, against_of[model]) for model, model_rows in of.items() if model in against_of]
@@ -276,7 +272,7 @@ def evaluate(
     return Evaluation(section, tuple(tried), tuple(tests), tuple(notes), family)
 
 
-def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
+def write_evaluation(evaluation: Evaluation, out: Path) -> dict[str, Path]:
     """Writes ``evaluation.json``, ``.csv``, ``.md``, and ``predictions.safetensors`` with names and right answers."""
     names = ("evaluation.json", "evaluation.csv", "evaluation.md", "predictions.safetensors")
     files = {name: out / name for name in names}
@@ -284,8 +280,8 @@ def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
         raise ValueError(f"{out} has an evaluation already: give another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    runs = list(dict.fromkeys(t.run for t in found.tried))
-    for t in found.tried:
+    runs = list(dict.fromkeys(t.run for t in evaluation.tried))
+    for t in evaluation.tried:
         start = f"{runs.index(t.run)}/{t.model}/{t.place}"  # runs are numbered as evaluation.json lists them
         tensors |= {f"{start}/correct": t.correct, f"{start}/prediction": t.prediction}
         if len(t.names):  # a model that reads only some of the modalities does not say which examples it saw
@@ -293,9 +289,9 @@ def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
         if t.truth is not None:
             tensors[f"{runs.index(t.run)}/{TRUTH}/{t.place}"] = t.truth
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, files[names[3]])
-    files[names[1]].write_text(to_csv(found.table()), encoding="utf-8")
-    files[names[2]].write_text(to_markdown(found.table()), encoding="utf-8")
-    content = {**found.content(), "runs": runs}
+    files[names[1]].write_text(to_csv(evaluation.table()), encoding="utf-8")
+    files[names[2]].write_text(to_markdown(evaluation.table()), encoding="utf-8")
+    content = {**evaluation.content(), "runs": runs}
     files[names[0]].write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
     return files
 
@@ -343,28 +339,28 @@ class _Trial:
         return tried, notes
 
     def _tried(
-        self, model: str, place: str, named: Iterable[str], data: TableData, said: Message, setup: Setup
+        self, model: str, place: str, named: Iterable[str], data: TableData, answers: Message, setup: Setup
     ) -> Tried:
         metric, table = setup.task_of(place).metric, data.tables[2]
-        further = values_of(setup.measures, said.tensors)
-        values = summarise(read_tallies(said.scalars, "examined")) | further
-        if "probabilities" in said.tensors:
+        further = values_of(setup.measures, answers.tensors)
+        values = summarise(read_tallies(answers.scalars, "examined")) | further
+        if "probabilities" in answers.tensors:
             undefined = task_spec(self.setup.task).undefined
-            truth = said.tensors["labels"]
-            precision = class_average_precision(said.tensors["probabilities"], truth)
+            truth = answers.tensors["labels"]
+            precision = class_average_precision(answers.tensors["probabilities"], truth)
             values["C-AP"] = mean_over_classes(precision, truth.sum(0, dtype=torch.int64).numpy(), undefined)
         names = torch.from_numpy(name_hashes(named))
         # Of an examination with some modalities only, rows may be left out: then nothing says which ones are there.
-        whole = len(said.tensors["correct"]) == len(names)
+        whole = len(answers.tensors["correct"]) == len(names)
         return Tried(
-            str(self.folder), model, place, metric, values, said.tensors["correct"], said.tensors["prediction"],
+            str(self.folder), model, place, metric, values, answers.tensors["correct"], answers.tensors["prediction"],
             names if whole else names[:0], table.columns.get("label") if whole else None,
             tuple(measure for measure in setup.measures if measure.name in further),
         )  # fmt: skip
 
-    def _models(self, asked: Sequence[str]) -> list[str]:
+    def _models(self, requested: Sequence[str]) -> list[str]:
         names: list[str] = []
-        for model in asked:
+        for model in requested:
             if model == "all":
                 shared = self.run.global_file.is_file()
                 # Where the method makes no personal models, their files repeat the global one.
@@ -533,25 +529,27 @@ def _not_learned(
     return fresh
 
 
-def _texts(part: Examples) -> list[str]:
-    before = part.conversations or [()] * len(part)
-    return [repr(fields) for fields in zip(part.questions, part.answers, before, strict=True)]
+def _texts(examples: Examples) -> list[str]:
+    before = examples.conversations or [()] * len(examples)
+    return [repr(fields) for fields in zip(examples.questions, examples.answers, before, strict=True)]
 
 
-def _seen(part: Examples, row: int) -> bytes:
+def _seen(examples: Examples, row: int) -> bytes:
     """Digest of an example's pictures; of one without, its name."""
-    if not part.images.shape[1] or not presence(part.take([row]))[0, 0]:
-        return part.names[row].encode()
-    return _digest(part.images[number] for number in np.ravel(part.image_index[row]).tolist())
+    if not examples.images.shape[1] or not presence(examples.take([row]))[0, 0]:
+        return examples.names[row].encode()
+    return _digest(examples.images[number] for number in np.ravel(examples.image_index[row]).tolist())
 
 
-def _label_texts(part: LabelExamples) -> list[str]:
-    texts = part.table.texts
-    return [repr((part.table.labels_of(row), "" if texts is None else texts[row])) for row in part.rows.tolist()]
+def _label_texts(examples: LabelExamples) -> list[str]:
+    texts = examples.table.texts
+    return [
+        repr((examples.table.labels_of(row), "" if texts is None else texts[row])) for row in examples.rows.tolist()
+    ]
 
 
-def _label_seen(part: LabelExamples, row: int) -> bytes:
-    return b"" if part.pictures is None else _digest([part.pictures[int(part.rows[row])]])
+def _label_seen(examples: LabelExamples, row: int) -> bytes:
+    return b"" if examples.pictures is None else _digest([examples.pictures[int(examples.rows[row])]])
 
 
 def _digest(pictures: Iterable[np.ndarray]) -> bytes:

@@ -30,7 +30,6 @@ from confed.federation.file_names import file_name, name_of_file
 from confed.federation.params import Scope, named_tensors
 from confed.federation.specs import model_spec, task_spec
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.models.caption_tokenizer import AnswerTokenizer, Pieces, WrittenWords
@@ -131,7 +130,7 @@ def readme(
 
 def _asked(run: FinishedRun, trained: TrainedModel, client: str) -> str:
     """How to ask a model: in Python where a question is asked, else with a command."""
-    if kind_of_answers(run) in ("labels", "captions"):
+    if run.answer_kind in ("labels", "captions"):
         who = f" --client {shlex.quote(client)}" if client else ""
         given = "--image picture.png" if trained.image_size else "--text 'a text'"
         return f"```sh\nconfed predict DIR {given}{who}\n```\n\n"

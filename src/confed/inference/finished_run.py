@@ -19,12 +19,17 @@ from confed.data.pictures import Fit, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Output
+from confed.federation.reading import check_header
 from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.registry import tasks as registered_tasks
 from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
 from confed.results.summary import Summary
 
+AnswerKind = Literal["answers", "labels", "captions", "conversations"]
+_KINDS: Mapping[str, AnswerKind] = {"labels": "labels", "captions": "captions", "texts": "conversations"}
+"""What a task judges -> what its models make of an example, where that is not answers to a question."""
 _STRANGE = ("ꙮ", "𐍈")  # letters that no vocabulary has: their token is the one for unknown words
 
 
@@ -77,7 +82,7 @@ class TrainedModel:
         text, mask = self.tokenizer([question])
         batch = {**self.seen(image), "text": text, "text_mask": mask}
         if image2 is not None:
-            batch["image2"] = self._picture(image2)
+            batch["image2"] = self.picture(image2)
         offered = self.answers
         if choices:
             offered = tuple(choices)
@@ -109,13 +114,14 @@ class TrainedModel:
     def seen(self, file: PictureSource) -> dict[str, Tensor]:
         """What the network reads of a picture: itself, or its regions."""
         if self.encoder is None:
-            return {"image": self._picture(file)}
+            return {"image": self.picture(file)}
         from confed.models.grid_features import regions_of
 
         features, boxes = regions_of(read_picture(file), self.encoder)[np.zeros(1, dtype=np.int64)]
         return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
 
-    def _picture(self, file: PictureSource) -> Tensor:
+    def picture(self, file: PictureSource) -> Tensor:
+        """A picture as the network reads it, uint8 (1, 3, S, S)."""
         table = channels_first(resize(read_picture(file), self.image_size, self.fit)[None])
         assert isinstance(table, Tensor)
         return table
@@ -204,12 +210,14 @@ class FinishedRun:
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
         """The global or a personal model; it is valid until the next call, as all share one network."""
+        from confed.runs.samples import fill
+
         tensors: dict[str, Tensor] = {}
         if client is not None:
             tensors |= self._read(self._personal(client))
         if client is None or shared:
             tensors |= self._shared(client)
-        self._fill(tensors)
+        fill(self.workspace, tensors)
         run_data = self._materials
         data_client = client if client is not None else next(iter(run_data.dataset.clients))
         self.workspace.set_task(task := self.task(client))
@@ -248,9 +256,10 @@ class FinishedRun:
         return personal | (self._read(self.global_file) if client is None or shared else {})
 
     @property
-    def labelled(self) -> bool:
-        """Whether its models give examples any number of labels, and answer no questions."""
-        return self.summary.is_labelled or self.recipe.sections.get("task", {}).get("name") == "multilabel"
+    def answer_kind(self) -> AnswerKind:
+        """What its models make of an example, as its task declares."""
+        task = registered_tasks[self.recipe.sections["task"]["name"]]
+        return "labels" if self.summary.is_labelled else _KINDS.get(task_spec(task).judges, "answers")
 
     @property
     def threshold(self) -> float:
@@ -302,29 +311,9 @@ class FinishedRun:
         return dict(self.setup.algorithm.broadcast(ServerState(0, tensors), self.info(client)).tensors)
 
     def _read(self, file: Path) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            tensors = load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
-        live = self.workspace.tensors
-        faults = [f"{name} is unknown" for name in tensors if name not in live]
-        faults += [
-            f"{name} has shape {tuple(t.shape)}, expected {tuple(live[name].shape)}"
-            for name, t in tensors.items()
-            if name in live and live[name].shape != t.shape
-        ]
-        if faults:
-            more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-            raise ValueError(f"{file} does not fit the recipe's model: {'; '.join(faults[:3])}{more}")
+        tensors = read_tensors(file)
+        check_fit(self.workspace.tensors, tensors, (), f"{file} does not fit the recipe's model")
         return tensors
-
-    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
-        from confed.runs.samples import fill
-
-        fill(self.workspace, tensors)
 
     def _personal(self, client: str) -> Path:
         return RunFolder(self.folder).personal_model(client)
@@ -344,3 +333,31 @@ def finished_summary(folder: Path) -> Summary:
             f"{folder} is not finished: it stands at round {done}; continue it with `confed resume {folder}`"
         )
     return Summary(json.loads(run.summary.read_text(encoding="utf-8")))
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The content of a safetensors file; a fault is a ValueError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not file.is_file():
+        raise ValueError(f"expected a safetensors file at {file}, found none")
+    check_header(file)
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
+
+
+def check_fit(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], what: str) -> None:
+    """Error that names the first few tensors that a model lacks, does not know, or has in another shape."""
+    faults = [f"{name} is missing" for name in needed if name not in tensors]
+    faults += [f"{name} is unknown" for name in tensors if name not in live]
+    faults += [
+        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(live[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in live and tensor.shape != live[name].shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise ValueError(f"{what}: {'; '.join(faults[:3])}{more}")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from confed.inference.ask import kind_of_answers
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import FACTS
 from confed.models.hub_names import hub_name as published_name
@@ -85,7 +84,7 @@ def card(run: FinishedRun, facts: Mapping[str, Any], recipe: str, repository: st
         f"{len(summary.clients)} clients.\n",
         f"{_PERSONAL if clients else _SHARED}\n",
         *_results(run, clients),
-        *_use(facts, clients, repository, asked=kind_of_answers(run) in ("answers", "conversations")),
+        *_use(facts, clients, repository, reads_question=run.answer_kind in ("answers", "conversations")),
         "## Privacy\n",
         f"{_privacy(summary)}\n",
         "## Provenance\n",
@@ -100,7 +99,7 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     base = _base(facts)
-    task = _PIPELINES[kind_of_answers(run)]
+    task = _PIPELINES[run.answer_kind]
     data = run.recipe.sections["data"]["name"]
     results = [
         EvalResult(task, data, data, run.summary.metric, round(value, 6), metric_name=_name(name, run))
@@ -124,7 +123,7 @@ def _base(facts: Mapping[str, Any]) -> str | None:
 
 
 def _values(run: FinishedRun) -> dict[str, float]:
-    names = [*_NAMES, *(LABELS if run.labelled else ())]
+    names = [*_NAMES, *(LABELS if run.answer_kind == "labels" else ())]
     return {name: value for name in names if (value := run.summary.headline(name)) is not None}
 
 
@@ -139,9 +138,9 @@ def _results(run: FinishedRun, clients: list[str]) -> list[str]:
     personal = run.summary.values(View.PERSONAL)
     rows += [(f"personal model, {_escaped(name)}", personal[name]) for name in clients if name in personal]
     lines = "\n".join(f"| {name} | {100 * value:.1f} |" for name, value in rows)
-    note = "" if clients else " Personal models were measured and are not here."
-    kept = note if any("personal" in name for name, _ in rows) else ""
-    return [f"## Results\n\n| test {metric} in %, one seed | |\n|---|---:|\n{lines}\n{kept and chr(10) + kept.strip()}"]
+    absent = not clients and any("personal" in name for name, _ in rows)
+    note = "\nPersonal models were measured and are not here." if absent else ""
+    return [f"## Results\n\n| test {metric} in %, one seed | |\n|---|---:|\n{lines}\n{note}"]
 
 
 def _escaped(name: str) -> str:
@@ -149,9 +148,9 @@ def _escaped(name: str) -> str:
     return re.sub(r"([\\`|<\[*])", r"\\\1", " ".join(name.split()))
 
 
-def _use(facts: Mapping[str, Any], clients: list[str], repository: str, *, asked: bool) -> list[str]:
+def _use(facts: Mapping[str, Any], clients: list[str], repository: str, *, reads_question: bool) -> list[str]:
     who = f" --client {shlex.quote(clients[0])}" if clients and (facts["own_heads"] or not facts["global"]) else ""
-    question = ' --question "..."' if asked else ""
+    question = ' --question "..."' if reads_question else ""
     lines = [
         f"## Use\n\nWith confed {VERSION} or later:\n",
         f"```sh\nconfed predict hf:{repository} --image x.jpg{question}{who}\n```\n",

@@ -32,7 +32,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
 from confed.federation.params import copy_into, matches_any
 from confed.federation.randomness import generator
-from confed.federation.reading import check_entries, check_header, faults_of, read_bounded
+from confed.federation.reading import check_entries, faults_of, read_bounded
 from confed.federation.specs import (
     ComparesCaptions,
     RanksTexts,
@@ -44,7 +44,7 @@ from confed.federation.specs import (
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.finished_run import FinishedRun, TrainedModel
+from confed.inference.finished_run import FinishedRun, TrainedModel, check_fit, read_tensors
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
 from confed.models.tokenizer import known_words
@@ -122,7 +122,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
         common = ServerState(0, _read(directory / "global", prefix))
         received = algorithm.broadcast(common, ClientInfo(client, 0, head=model_facts["head"])).tensors
         tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
-    _fill(model, tensors, model_facts["tensors"], str(place))
+    _copy(model.state_dict(keep_vars=True), tensors, model_facts["tensors"], place)
     if isinstance(model, TaskAware):
         model.begin(task)
     network = algorithm.deployed_model(model.eval())
@@ -314,7 +314,7 @@ def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) 
     tensors = backbone_of(model)
     file = directory / "backbone" / "model.safetensors"
     if facts["backbone"]["copied"]:
-        _copy(tensors, read_tensors(file), tensors, str(file))
+        _copy(tensors, read_tensors(file), tensors, file)
     file_digest = digest(tensors)
     if file_digest != expected:
         source = file if facts["backbone"]["copied"] else facts["backbone"]["source"]
@@ -324,22 +324,9 @@ def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) 
         )
 
 
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], needed: Sequence[str], source: str) -> None:
-    _copy(model.state_dict(keep_vars=True), tensors, needed, source)
-
-
-def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], source: str) -> None:
+def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], source: object) -> None:
     """Copies tensors into a model's."""
-    faults = [f"{name} is missing" for name in needed if name not in tensors]
-    faults += [f"{name} is unknown" for name in tensors if name not in live]
-    faults += [
-        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(live[name].shape)}"
-        for name, tensor in tensors.items()
-        if name in live and tensor.shape != live[name].shape
-    ]
-    if faults:
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"{source} does not fit the model: {'; '.join(faults[:3])}{more}")
+    check_fit(live, tensors, needed, f"{source} does not fit the model")
     copy_into([live[name] for name in tensors], list(tensors.values()))
 
 
@@ -351,20 +338,6 @@ def _read(place: Path, prefix: str = "") -> dict[str, Tensor]:
             tensors = read_tensors(place / name)
             values |= {from_peft(key, prefix): t for key, t in tensors.items()} if name == _PEFT else tensors
     return values
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The content of a safetensors file; a fault is a ValueError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not file.is_file():
-        raise ValueError(f"expected a safetensors file at {file}, found none")
-    check_header(file)
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
 
 
 # An exported run, to be asked like the folder of a finished one -----------------------------------------------

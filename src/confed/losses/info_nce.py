@@ -263,8 +263,8 @@ class Contrast:
         """Each row's loss, (B,), 0 where nothing is left in the denominator; and whether something is left."""
         counted = ~dropped.all(dim=1)
         # An empty row keeps its terms, so that neither its value nor its gradient is infinite before it is dropped.
-        kept = scores.masked_fill(dropped & counted.unsqueeze(1), -torch.inf)
-        losses = kept.logsumexp(dim=1) - scores.diagonal()
+        negatives = scores.masked_fill(dropped & counted.unsqueeze(1), -torch.inf)
+        losses = negatives.logsumexp(dim=1) - scores.diagonal()
         return losses.where(counted, 0.0), counted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, Shaped
 
 from confed.metrics.label_arrays import Array, arrays, blocks, ratio, wide
-from confed.metrics.multilabel import label_counts
+from confed.metrics.multilabel import in_order, label_counts
 
 
 def bin_counts(
@@ -99,8 +99,4 @@ def flair_metrics(
     values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
     values["C-AP"] = float(binned_average_precision(bins).mean())
     values["O-AP"] = float(binned_average_precision(bins.sum(1, keepdims=True))[0])
-    result: dict[str, float] = {}
-    for kind in "CO":
-        for name in ("AP", "P", "R", "F1"):
-            result[f"{kind}-{name}"] = values[f"{kind}-{name}"]
-    return result
+    return in_order(values)

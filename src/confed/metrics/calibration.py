@@ -5,6 +5,7 @@ the error itself is taken once, at the end. (Errors of parts do not average to t
 """
 
 from collections.abc import Mapping
+from itertools import product
 
 import torch
 from jaxtyping import Float, Shaped
@@ -15,11 +16,7 @@ _PREFIX = "calibration/"
 
 def calibration_names(bins: int = 15) -> list[str]:
     """All names that :func:`calibration_tally` can give."""
-    result: list[str] = []
-    for i in range(bins):
-        for quantity in ("confidence", "correct"):
-            result.append(f"{_PREFIX}{i:02d}/{quantity}")
-    return result
+    return [f"{_PREFIX}{i:02d}/{quantity}" for i, quantity in product(range(bins), ("confidence", "correct"))]
 
 
 def calibration_tally(

@@ -45,11 +45,11 @@ class Cider:
 
     Attributes:
         pictures: of the corpus.
-        found: n-gram -> in how many pictures' references it is.
+        document_counts: n-gram -> in how many pictures' references it is.
     """
 
     pictures: int
-    found: Mapping[Gram, int]
+    document_counts: Mapping[Gram, int]
 
     @staticmethod
     def of(references: Iterable[Sequence[str]]) -> "Cider":
@@ -92,7 +92,7 @@ class Cider:
         vectors: list[dict[Gram, float]] = [{} for _ in range(ORDER)]
         counts = _grams(caption)
         for gram, count in counts.items():
-            rarity = math.log(self.pictures) - math.log(max(1, self.found.get(gram, 0)))
+            rarity = math.log(self.pictures) - math.log(max(1, self.document_counts.get(gram, 0)))
             vectors[len(gram) - 1][gram] = count * rarity
         return vectors, sum(count for gram, count in counts.items() if len(gram) == 2)
 
@@ -161,17 +161,15 @@ def load_sacrebleu() -> Any:
 
 
 def _grams(caption: str) -> Counter[Gram]:
-    words = caption_words(caption)
-    items: list[tuple[str, ...]] = []
+    words, counts = caption_words(caption), Counter[Gram]()
     for n in range(1, ORDER + 1):
-        for i in range(len(words) - n + 1):
-            items.append(tuple(words[i : i + n]))
-    return Counter(items)
+        counts.update(zip(*(words[start:] for start in range(n)), strict=False))
+    return counts
 
 
-def _likeness(own: tuple[list[dict[Gram, float]], int], other: tuple[list[dict[Gram, float]], int]) -> float:
+def _likeness(caption: tuple[list[dict[Gram, float]], int], other: tuple[list[dict[Gram, float]], int]) -> float:
     """The sum over n of a caption's clipped cosines with one reference, over their number, with the penalty."""
-    (mine, length), (theirs, their_length) = own, other
+    (mine, length), (theirs, their_length) = caption, other
     total = 0.0
     for a, b in zip(mine, theirs, strict=True):
         norms = math.sqrt(sum(x * x for x in a.values())) * math.sqrt(sum(x * x for x in b.values()))

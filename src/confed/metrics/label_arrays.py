@@ -41,8 +41,8 @@ def _array(values: Array) -> np.ndarray:
 
 def wide(values: np.ndarray) -> np.ndarray:
     """In single precision at least, contiguous."""
-    kept = values.dtype in (np.float32, np.float64)
-    return np.ascontiguousarray(values if kept else values.astype(np.float32 if values.itemsize < 4 else np.float64))
+    is_wide = values.dtype in (np.float32, np.float64)
+    return np.ascontiguousarray(values if is_wide else values.astype(np.float32 if values.itemsize < 4 else np.float64))
 
 
 def blocks(count: int, width: int) -> Iterator[slice]:
@@ -52,7 +52,7 @@ def blocks(count: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def ratio(part: np.ndarray | np.integer | float, whole: np.ndarray | np.integer | float) -> np.ndarray:
-    """Ratio of part and whole in double precision, 0 where whole is 0."""
-    a, b = np.broadcast_arrays(np.asarray(part, np.float64), np.asarray(whole, np.float64))
+def ratio(share: np.ndarray | np.integer | float, whole: np.ndarray | np.integer | float) -> np.ndarray:
+    """Ratio of share and whole in double precision, 0 where whole is 0."""
+    a, b = np.broadcast_arrays(np.asarray(share, np.float64), np.asarray(whole, np.float64))
     return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)

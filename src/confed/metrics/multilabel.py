@@ -23,7 +23,9 @@ A ``mask`` (N, C) restricts everything to the entries where it is true: those wh
 All results are fractions in [0, 1].
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
@@ -104,8 +106,8 @@ def mean_over_classes(
     if undefined not in get_args(Undefined):
         raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {undefined!r}")
     if undefined == "omit":
-        kept = values[positives > 0]
-        return float(kept.mean()) if len(kept) else 0.0
+        counted = values[positives > 0]
+        return float(counted.mean()) if len(counted) else 0.0
     return float(np.where(positives > 0, values, 0.0).mean())
 
 
@@ -174,8 +176,8 @@ def class_average_precision(
         block, real = wide(values[:, columns].T), positive[:, columns].T.astype(bool)
         inside = None if counted is None else counted[:, columns].T.astype(bool)
         for i, (column, hit) in enumerate(zip(block, real, strict=True)):
-            kept = slice(None) if inside is None else inside[i]
-            result[columns.start + i] = _average_precision(column[kept], hit[kept])
+            rows = slice(None) if inside is None else inside[i]
+            result[columns.start + i] = _average_precision(column[rows], hit[rows])
     return result
 
 
@@ -191,8 +193,8 @@ def overall_average_precision(
     values, positive, counted = arrays(scores, truth, mask)
     flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
     if counted is not None:
-        kept = counted.reshape(-1).astype(bool, copy=False)
-        flat, hits = flat[kept], hits[kept]
+        entries = counted.reshape(-1).astype(bool, copy=False)
+        flat, hits = flat[entries], hits[entries]
     precision = _average_precision(wide(flat), hits)
     return 0.0 if np.isnan(precision) else precision
 
@@ -227,11 +229,12 @@ def multilabel_metrics(
     per_class = class_average_precision(probabilities, truth, mask)
     values["C-AP"] = mean_over_classes(per_class, counts.positives, undefined)
     values["O-AP"] = overall_average_precision(probabilities, truth, mask)
-    result: dict[str, float] = {}
-    for kind in "CO":
-        for name in ("AP", "P", "R", "F1"):
-            result[f"{kind}-{name}"] = values[f"{kind}-{name}"]
-    return result
+    return in_order(values)
+
+
+def in_order(values: Mapping[str, float]) -> dict[str, float]:
+    """The eight metrics in the order of tables."""
+    return {name: values[name] for name in map("-".join, product("CO", ("AP", "P", "R", "F1")))}
 
 
 def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:

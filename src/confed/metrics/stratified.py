@@ -128,9 +128,9 @@ def flip_interval(
     flipped, flipped_weights = np.zeros(draws), np.zeros(draws)
     rng = np.random.default_rng(seed)
     distinct, counts = np.unique([parts, weights], axis=1, return_counts=True)
-    for (part, weight), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+    for (value, weight), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
         signs = 2.0 * rng.binomial(count, 0.5, size=draws) - count
-        flipped += part * signs
+        flipped += value * signs
         flipped_weights += weight * signs
     centred = flipped - difference * flipped_weights
     # With all signs equal B is 1 or -1, and such a draw counts against every difference.

@@ -10,6 +10,7 @@ Source: Noreen, "Computer-Intensive Methods for Testing Hypotheses" (1989), chap
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def swap_test(
     Raises:
         ValueError: no place, or a place without examples.
     """
-    if not places or not all(len(names) for seeds in places for _, _, names in seeds):
+    if not places or not all(len(names) for _, _, names in chain.from_iterable(places)):
         raise ValueError("every place must have test examples, and there must be a place")
     rng = np.random.default_rng(seed)
     observed = np.zeros(len(places))

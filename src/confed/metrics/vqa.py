@@ -5,7 +5,7 @@ of its official evaluation. Accuracies are fractions in [0, 1].
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -34,9 +34,16 @@ _RESTORED = """
     where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
     wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
-_CONTRACTIONS = {
-    form[:at] + form[at + 1 :]: form for form in _RESTORED.split() for at, letter in enumerate(form) if letter == "'"
-} | {"somebody'd": "somebodyd"}
+
+
+def _one_apostrophe_less(forms: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each form without one of its apostrophes, and the form."""
+    for form in forms:
+        for mark in re.finditer("'", form):
+            yield form[: mark.start()] + form[mark.end() :], form
+
+
+_CONTRACTIONS = dict(_one_apostrophe_less(_RESTORED.split())) | {"somebody'd": "somebodyd"}
 
 
 def normalise_answer(answer: str) -> str:

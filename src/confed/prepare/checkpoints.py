@@ -35,31 +35,13 @@ def convert_places365(source: Path, out: Path, architecture: Architecture | None
 
     Beside ``out`` the configuration is written as ``<name>.config.json``, so that ``transformers`` reads it too.
     """
-    from safetensors.torch import save_file
-
-    if out.suffix != ".safetensors":
-        raise ValueError(f"the file to write must end in .safetensors, got {out}")
-    checkpoint = _read(source)
-    state = checkpoint.get("state_dict", checkpoint)
+    checkpoint, state = _tensors_of(source, out, "state_dict")
     arch = architecture or checkpoint.get("arch")
     if not isinstance(arch, str):
         raise ValueError(f"{source}: the checkpoint does not say its architecture; give --arch resnet18 or resnet50")
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{source}: expected tensors by name under 'state_dict', got {type(state).__name__}")
-    tensors = _fit(source, {str(name): tensor for name, tensor in state.items()}, arch)
-    digest = _sha256(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(out.name + ".part")
-    save_file(tensors, unfinished, metadata={"architecture": arch, "source_sha256": digest})
-    unfinished.replace(out)
-    config = json.dumps(config_of(arch), indent=1, sort_keys=True)
-    out.with_name(f"{out.stem}.config.json").write_text(config + "\n", encoding="utf-8")
-    return {
-        "architecture": arch,
-        "parameters": sum(t.numel() for n, t in tensors.items() if n.rpartition(".")[2] in ("weight", "bias")),
-        "source_sha256": digest,
-        "sha256": _sha256(out),
-    }
+    tensors = _fit(source, _by_name(source, state, "state_dict"), arch)
+    values = sum(t.numel() for n, t in tensors.items() if n.rpartition(".")[2] in ("weight", "bias"))
+    return {"architecture": arch, "parameters": values, **_write(source, out, arch, tensors, config_of(arch))}
 
 
 def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str, Any]:
@@ -67,16 +49,10 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
 
     Beside ``out`` the sizes are written as ``<name>.config.json``.
     """
-    from safetensors.torch import save_file
-
-    if out.suffix != ".safetensors":
-        raise ValueError(f"the file to write must end in .safetensors, got {out}")
-    checkpoint = _read(source)
-    state = checkpoint.get("model", checkpoint)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{source}: expected tensors by name under 'model', got {type(state).__name__}")
+    _, state = _tensors_of(source, out, "model")
+    state = _by_name(source, state, "model")
     try:
-        renamed = rename_albef({str(name): tensor for name, tensor in state.items()})
+        renamed = rename_albef(state)
         config = sizes_of(renamed, heads)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
@@ -87,20 +63,12 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
     wrong = next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
     if wrong is not None:
         raise ValueError(f"{source}: {wrong} holds values that are not finite")
-    digest = _sha256(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(out.name + ".part")
-    save_file(tensors, unfinished, metadata={"architecture": "albef", "source_sha256": digest})
-    unfinished.replace(out)
-    beside = json.dumps(dataclasses.asdict(config), indent=1, sort_keys=True)
-    out.with_name(f"{out.stem}.config.json").write_text(beside + "\n", encoding="utf-8")
-    has_decoder = any(str(name).removeprefix("module.").startswith("text_decoder.") for name in state)
+    has_decoder = any(name.removeprefix("module.").startswith("text_decoder.") for name in state)
     return {
         "image_size": config.image_size,
         "decoder": "published" if has_decoder else "from the question encoder",
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "source_sha256": digest,
-        "sha256": _sha256(out),
+        **_write(source, out, "albef", tensors, dataclasses.asdict(config)),
     }
 
 
@@ -133,6 +101,36 @@ def convert_model(source: Path, out: Path) -> dict[str, Any]:
     unfinished.replace(out)
     values = sum(tensor.numel() for tensor in tensors.values())
     return {"tensors": len(tensors), "parameters": values, "sha256": _sha256(out / "model.safetensors")}
+
+
+def _tensors_of(source: Path, out: Path, key: str) -> tuple[Mapping[str, Any], Any]:
+    """A checkpoint and its state, which may be all of it."""
+    if out.suffix != ".safetensors":
+        raise ValueError(f"the file to write must end in .safetensors, got {out}")
+    checkpoint = _read(source)
+    return checkpoint, checkpoint.get(key, checkpoint)
+
+
+def _by_name(source: Path, state: Any, key: str) -> dict[str, Tensor]:
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{source}: expected tensors by name under {key!r}, got {type(state).__name__}")
+    return {str(name): tensor for name, tensor in state.items()}
+
+
+def _write(
+    source: Path, out: Path, architecture: str, tensors: dict[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, str]:
+    """Writes tensors and, beside them, their configuration; digests of what was read and written."""
+    from safetensors.torch import save_file
+
+    digest = _sha256(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(out.name + ".part")
+    save_file(tensors, unfinished, metadata={"architecture": architecture, "source_sha256": digest})
+    unfinished.replace(out)
+    text = json.dumps(config, indent=1, sort_keys=True)
+    out.with_name(f"{out.stem}.config.json").write_text(text + "\n", encoding="utf-8")
+    return {"source_sha256": digest, "sha256": _sha256(out)}
 
 
 def rename_resnet(name: str) -> str:

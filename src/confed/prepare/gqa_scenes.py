@@ -9,11 +9,11 @@ answer are dropped; test questions with another answer are written and counted.
 """
 
 import hashlib
+import importlib.resources
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ from confed.datasets.gqa_scenes.places import (
 from confed.federation.ranges import AT_LEAST_ONE, SHARE, check_fields
 from confed.system.events import Progress, StepProgress, ignore
 
-_MAPPING = Path(str(files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
+_MAPPING = Path(str(importlib.resources.files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
 _SHOWN = 5
 
 
@@ -84,35 +84,30 @@ def prepare(
             f"{'both' if weights else 'neither'}"
         )
     sources = question_files(gqa, options.questions)
-    asked = _survey(sources, progress)
-    found = find_pictures(images, asked)
-    missing = sorted(asked - found.keys())
-    _check_share("pictures are missing", len(asked), missing, options.max_missing, images)
+    needed = _survey(sources, progress)
+    files = find_pictures(images, needed)
+    missing = sorted(needed - files.keys())
+    _check_share("pictures are missing", len(needed), missing, options.max_missing, images)
     if weights is not None:
-        predictions = _classified(weights, found, out, device, progress)
+        predictions = _classified(weights, files, out, device, progress)
     assert predictions is not None
     guesses = read_predictions(predictions)
-    unknown = sorted(found.keys() - guesses.keys())
-    _check_share("pictures have no scene prediction", len(found), unknown, options.max_missing, predictions)
-    scenes, pictures = _sort(found, guesses, options.threshold)
+    unknown = sorted(files.keys() - guesses.keys())
+    _check_share("pictures have no scene prediction", len(files), unknown, options.max_missing, predictions)
+    scenes, counts = _sort(files, guesses, options.threshold)
     rows = _select(sources, scenes, progress)
     pictures = {
-        "asked_about": len(asked),
-        "missing": len(missing),
-        "first_missing": missing[:_SHOWN],
-        "without_prediction": len(unknown),
-        **pictures,
-        "listing_sha256": _listing(found, scenes),
-    }
+        "asked_about": len(needed), "missing": len(missing), "first_missing": missing[:_SHOWN],
+        "without_prediction": len(unknown), **counts, "listing_sha256": _listing(files, scenes),
+    }  # fmt: skip
     files_read = list(chain.from_iterable(sources.values()))
-    read = [source.file for source in files_read] + [predictions]
     manifest = {
         "format": FORMAT,
         "options": asdict(options),
         "images": str(images.expanduser().resolve()),
         "sources": {
             **{source.file.name: {"bytes": source.bytes, "sha256": source.sha256} for source in files_read},
-            **{file.name: digest(file) for file in (*read[-1:], *([weights] if weights else ()))},
+            **{file.name: digest(file) for file in (predictions, *([weights] if weights else ()))},
             _MAPPING.name: digest(_MAPPING),
         },
         "pictures": pictures,
@@ -152,7 +147,7 @@ def _check_share(what: str, total: int, lacking: Sequence[str], most: float, whe
         )
 
 
-def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str, progress: Progress) -> Path:
+def _classified(weights: Path, files: Mapping[str, Path], out: Path, device: str, progress: Progress) -> Path:
     """The file of predictions of this classifier, completed by whatever pictures it lacks."""
     from confed.models.scene_classifier import classify, load_scene_classifier
 
@@ -167,9 +162,9 @@ def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str
         done = read_predictions(file) if text.count("\n") > 1 else {}
     if not done:
         write_predictions(file, ())
-    names, left = list(scene_of()), [image for image in found if image not in done]
+    names, left = list(scene_of()), [image for image in files if image not in done]
     written = 0
-    for batch in classify(model, [found[image] for image in left], device=device):
+    for batch in classify(model, [files[image] for image in left], device=device):
         batch_rows = left[written : written + len(batch)]
         guesses = [(image, Prediction(names[n], p)) for image, (n, p) in zip(batch_rows, batch, strict=True)]
         write_predictions(file, guesses, append=True)
@@ -180,12 +175,12 @@ def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str
 
 
 def _sort(
-    found: Mapping[str, Path], guesses: Mapping[str, Prediction], threshold: float
+    files: Mapping[str, Path], guesses: Mapping[str, Prediction], threshold: float
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Image -> scene of those that have one, and how many were kept and left out."""
     scenes: dict[str, str] = {}
     unsure = elsewhere = 0
-    for image in found:
+    for image in files:
         guess = guesses.get(image)
         if guess is None:
             continue
@@ -207,16 +202,16 @@ def _select(
     for s in SCENES:
         for r in ("train", "test"):
             rows[(s, r)] = []
-    kept = 0
+    chosen = 0
     for role, parts in sources.items():
         for source in parts:
             for question in source:
                 scene = scenes.get(question.image)
                 if scene is not None:
                     rows[scene, "train" if role == "train" else "test"].append(question)
-                    kept += 1
-                    if kept % 10000 == 0:
-                        progress(StepProgress("choosing questions", kept, 0))
+                    chosen += 1
+                    if chosen % 10000 == 0:
+                        progress(StepProgress("choosing questions", chosen, 0))
     for (scene, role), scene_questions in rows.items():
         if not scene_questions:
             raise ValueError(
@@ -248,15 +243,15 @@ def _write(
     written: dict[str, Any] = {}
     for (scene, role), scene_questions in capped.items():
         inside = [q for q in scene_questions if q.answer in answer_set]
-        kept = inside if role == "train" else scene_questions
+        questions = inside if role == "train" else scene_questions
         file = out / scene / f"{role}.jsonl"
         file.parent.mkdir(exist_ok=True)
-        _lines(file, kept)
+        _lines(file, questions)
         written[f"{scene}/{role}.jsonl"] = digest(file)
         facts[scene][role] = {
-            "questions": len(kept),
+            "questions": len(questions),
             "published": PUBLISHED[scene][role == "test"],
-            "pictures": len({q.image for q in kept}),
+            "pictures": len({q.image for q in questions}),
             "outside_vocabulary": len(scene_questions) - len(inside),
             **({"beyond_cap": len(rows[scene, role]) - len(scene_questions)} if role == "train" else {}),
         }
@@ -285,7 +280,7 @@ def _lines(file: Path, rows: Iterable[Question]) -> None:
             text.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _listing(found: Mapping[str, Path], scenes: Iterable[str]) -> str:
+def _listing(files: Mapping[str, Path], scenes: Iterable[str]) -> str:
     """SHA-256 over names and sizes of the kept pictures; reading 20 GB of them would take longer than all else."""
-    lines = "".join(f"{found[image].name} {found[image].stat().st_size}\n" for image in sorted(scenes))
+    lines = "".join(f"{files[image].name} {files[image].stat().st_size}\n" for image in sorted(scenes))
     return hashlib.sha256(lines.encode()).hexdigest()

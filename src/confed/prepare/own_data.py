@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,9 @@ def mapped(names: Collection[str]) -> dict[str, str] | None:
             name = next((low[other] for other in others if other in low and low[other] not in mapping.values()), None)
             if name is not None:
                 mapping[key] = name
-    asked = any(layout <= set(mapping) for layout in _LAYOUTS)
+    has_questions = any(layout <= set(mapping) for layout in _LAYOUTS)
     shown = "image" in mapping or "images" in mapping
-    if not asked and not (shown and {"answer", "answers"} & set(mapping)):
+    if not has_questions and not (shown and {"answer", "answers"} & set(mapping)):
         return None
     return {key: name for key, name in mapping.items() if key != name}
 
@@ -117,8 +117,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
     for file in files:
         entries += [entry for _, entry in read_records(file, columns).rows]
-    asked = any(asking(entry, QUESTION) is entry for entry in entries)
-    question = "" if asked else QUESTION
+    question = "" if any(asking(entry, QUESTION) is entry for entry in entries) else QUESTION
     for file in files:
         records += chat_records(file, columns, question)
     if not records:
@@ -143,17 +142,14 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
         cells[taken] = cells[name_here]
     owner = taken if taken in ("", "place") else "client"
     columns |= {"client": taken} if owner == "client" != taken else {}
-    options: dict[str, Any] = {"columns": columns} if columns else {}
-    options |= {"question": question} if question else {}
-    options |= {"partition": owner} if owner else {}
+    options = _options(columns, question, owner)
     options |= {"files": [file.name for file in files]} if skipped else {}
     options |= {"unreadable": 0.05} if absent else {}
     answers = Counter(record.turns[-1].parts[-1] or "" for record in records)
     kind = "questions" if single else "conversations"
     listed = ", ".join(file.name for file in files)
     saw = [f"{listed}: {len(records)} {kind} about {len(shown)} pictures, {len(answers)} different answers"]
-    saw += [f"columns: {', '.join(f'{name} is the {key}' for key, name in columns.items())}"] if columns else []
-    saw += [f"rows have no question: {question!r} is asked of all"] if question else []
+    saw += _columns_said(columns, question)
     if owner:
         saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
         saw += notes_on_owners(cells[taken], columns.get(owner, owner))
@@ -162,6 +158,16 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
     return Questions(form, options, saw, len(records), len(shown), owner, names, frozenset(uses))
+
+
+def _options(columns: Mapping[str, str], question: str, owner: str) -> dict[str, Any]:
+    """Keys of ``[data]``, without those that say nothing."""
+    return {key: value for key, value in (("columns", columns), ("question", question), ("partition", owner)) if value}
+
+
+def _columns_said(columns: Mapping[str, str], question: str) -> list[str]:
+    lines = [f"columns: {', '.join(f'{name} is the {key}' for key, name in columns.items())}"] if columns else []
+    return lines + ([f"rows have no question: {question!r} is asked of all"] if question else [])
 
 
 def cells_of(entries: Iterable[Mapping[str, Any]], name: str) -> list[str]:
@@ -221,12 +227,9 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     columns_used = {key for key in COLUMNS if key in names} | set(columns)
     question = "" if columns_used & {"question", "messages", "conversations", "prompt"} else QUESTION
     owner = next((key for key in ("client", "place") if key in columns_used), "")
-    options: dict[str, Any] = {"columns": columns} if columns else {}
-    options |= {"question": question} if question else {}
-    options |= {"partition": owner} if owner else {}
+    options = _options(columns, question, owner)
     saw = [f"a dataset with the columns {', '.join(names)}" + (f" in the splits {', '.join(splits)}" if splits else "")]
-    saw += [f"columns: {', '.join(f'{name} is the {key}' for key, name in columns.items())}"] if columns else []
-    saw += [f"rows have no question: {question!r} is asked of all"] if question else []
+    saw += _columns_said(columns, question)
     saw += [f"one client per {columns.get(owner, owner)}"] if owner else []
     saw += not_taken(called[1:], "columns.client")
     form = "conversations" if columns_used & {"messages", "conversations", "prompt"} else "questions"
@@ -372,11 +375,10 @@ def _questions(folder: Path, clients: int) -> Found | None:
 def _vqa(folder: Path, clients: int) -> Found | None:
     """VQA v2's four official files, with COCO's pictures or with regions."""
     stems = ("{}OpenEnded_mscoco_{}_questions.json", "{}mscoco_{}_annotations.json")
-    files = [
-        next((name for version in ("v2_", "") if (folder / (name := stem.format(version, split))).is_file()), "")
-        for split in ("train2014", "val2014")
-        for stem in stems
-    ]
+    files: list[str] = []
+    for split, stem in product(("train2014", "val2014"), stems):
+        names = (stem.format(version, split) for version in ("v2_", ""))
+        files.append(next((name for name in names if (folder / name).is_file()), ""))
     if not all(files):
         return None
     options: dict[str, Any] = {"root": str(folder.resolve())}
@@ -420,7 +422,7 @@ def _objects(folder: Path, clients: int) -> Found | None:
         return None
     train = next((name for name in splits if name.startswith("train")), next(iter(splits)))
     test = next((name for name in splits if name != train and name.startswith(("val", "test"))), "")
-    places = {split: _coco_pictures(folder, split) for split in (train, test) if split}
+    places = {split: _first_of(folder, split, "images", "images.tar") for split in (train, test) if split}
     if missing := [split for split, place in places.items() if place is None]:
         raise ValueError(
             f"{splits[missing[0]]}: expected the pictures of the split {missing[0]!r} in {folder / missing[0]}, "
@@ -442,8 +444,8 @@ def _objects(folder: Path, clients: int) -> Found | None:
     return Found("objects", "coco", {**options, **shares, "minimum": 2}, saw, frozenset(uses))
 
 
-def _coco_pictures(folder: Path, split: str) -> Path | None:
-    return next((place for place in (folder / split, folder / "images", folder / "images.tar") if place.exists()), None)
+def _first_of(folder: Path, *names: str) -> Path | None:
+    return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def _captions(folder: Path, clients: int) -> Found | None:
@@ -468,7 +470,7 @@ def _captions(folder: Path, clients: int) -> Found | None:
 def _labels(folder: Path, clients: int) -> Found | None:
     """``labels.jsonl`` with one class, or several labels, a picture."""
     file = folder / "labels.jsonl"
-    pictures = next((place for place in (folder / "images", folder / "images.tar") if place.exists()), None)
+    pictures = _first_of(folder, "images", "images.tar")
     if not file.is_file() or pictures is None:
         return None
     entries = [entry for _, entry in read_jsonl(file, strict=False)]
@@ -494,8 +496,8 @@ def _labels(folder: Path, clients: int) -> Found | None:
     roles = {ROLES.get(str(entry.get("split", "")), "") for entry in entries}
     trained = sum(ROLES.get(str(entry.get("split", "")), "") in ("", "train") for entry in entries)
     proposal = _of_classes(folder, classes, set(), roles, clients, trained, "labels.jsonl", uses)
-    kept = {key: value for key, value in proposal.options.items() if not shares or key not in DEALT}
-    return replace(proposal, options={**kept, **shares}, saw=[*proposal.saw, *owners])
+    options = {key: value for key, value in proposal.options.items() if not shares or key not in DEALT}
+    return replace(proposal, options={**options, **shares}, saw=[*proposal.saw, *owners])
 
 
 def _by_owner(entries: Sequence[Mapping[str, Any]], usual: str, saw: list[str]) -> dict[str, Any]:
@@ -598,9 +600,8 @@ def _texts(folder: Path, clients: int) -> Found | None:
     entries = [entry for _, entry in read_jsonl(file, strict=False)]
     saw = [f"texts.jsonl: {len(entries)} texts"]
     shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
-    return Found(
-        "texts", "tagged_texts", {"root": str(folder.resolve()), **shares}, saw, frozenset({file.name, "labels.txt"})
-    )
+    options = {"root": str(folder.resolve()), **shares}
+    return Found("texts", "tagged_texts", options, saw, frozenset({file.name, "labels.txt"}))
 
 
 def _sensors(folder: Path, clients: int) -> Found | None:
@@ -610,9 +611,8 @@ def _sensors(folder: Path, clients: int) -> Found | None:
         return None
     count = len(visible(folder / "series"))
     saw = [f"examples.csv with {count} series of sensors"]
-    return Found(
-        "sensors", "sensor_series", {"root": str(folder.resolve())}, saw, frozenset({"examples.csv", "series"})
-    )
+    uses = frozenset({"examples.csv", "series"})
+    return Found("sensors", "sensor_series", {"root": str(folder.resolve())}, saw, uses)
 
 
 def _most(counts: Counter[str]) -> str:

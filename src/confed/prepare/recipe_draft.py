@@ -85,10 +85,10 @@ _KEYS = {
 """Comments on keys of ``[data]``."""
 
 
-def draft(found: Found, name: str, left: str = "", rounds: int = 5, device: str = "cpu") -> str:
+def draft(reading: Found, name: str, left: str = "", rounds: int = 5, device: str = "cpu") -> str:
     """The text of a recipe that runs as it is."""
-    training = _TRAINING[found.form]
-    head = ["Written by `confed init`. What was found:", *(f"- {line}" for line in found.saw)]
+    training = _TRAINING[reading.form]
+    head = ["Written by `confed init`. What was found:", *(f"- {line}" for line in reading.saw)]
     head += [f"- not read: {left}"] if left else []
     head += [
         "",
@@ -98,15 +98,9 @@ def draft(found: Found, name: str, left: str = "", rounds: int = 5, device: str 
         "confed list, confed show NAME: methods, models and all their settings",
     ]
     sized = model_spec(models[training.model["name"]]).picture_side is not None
-    data = {
-        "name": found.dataset,
-        **{
-            key: value
-            for key, value in found.options.items()
-            if value is not None and not (sized and key == "image_size")
-        },
-    }
-    comments = {key: text.format(dataset=found.dataset) for key, text in _KEYS.items()}
+    unset = {key for key, value in reading.options.items() if value is None} | ({"image_size"} if sized else set())
+    data = {"name": reading.dataset, **{key: v for key, v in reading.options.items() if key not in unset}}
+    comments = {key: text.format(dataset=reading.dataset) for key, text in _KEYS.items()}
     local = {"epochs": "passes over a client's examples per round", "lr": "learning rate; the first thing to tune"}
     run = {
         "rounds": "communication rounds",

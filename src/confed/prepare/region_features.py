@@ -58,15 +58,15 @@ def prepare(
     file = root / REGIONS if out is None else out
     if file.suffix != ".safetensors":
         raise ValueError(f"out must be a file .safetensors, got {file}")
-    asked, facts = _asked(root, progress)
+    needed, facts = _needed(root, progress)
     if encoder is not None:
-        made = _encode(asked, images, encoder, file, options, progress)
+        made = _encode(needed, images, encoder, file, options, progress)
     else:
-        made = _collect(asked, features, file, options, progress)
+        made = _collect(needed, features, file, options, progress)
     return {**facts, **made, "file": str(file)}
 
 
-def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
+def _needed(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
     """The pictures that questions are about, ascending, and counts."""
     every: set[int] = set()
     questions: dict[str, int] = {}
@@ -86,10 +86,10 @@ def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
 
 
 def _collect(
-    asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, progress: Progress
+    needed: Sequence[int], sources: Sequence[Path], file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
     """One file of all regions, whose shapes are all checked first, and their values one by one while writing."""
-    wanted, unused = set(asked), 0
+    wanted, unused = set(needed), 0
     regions_of: dict[int, PictureRegions] = {}
     width = options.width
     for source in sources:
@@ -110,17 +110,17 @@ def _collect(
             regions_of[picture.image] = picture
             if len(regions_of) % 1000 == 0:
                 progress(StepProgress("checking features", len(regions_of), len(wanted)))
-    _check_missing(asked, regions_of, "features")
+    _check_missing(needed, regions_of, "features")
     most = max(picture.count for picture in regions_of.values())
     padded = sum(picture.count < most for picture in regions_of.values())
-    index = RegionIndex(tuple(asked), most, width or 0, "", padded)
-    rows = (regions_of[image].read() for image in asked)
-    write_regions(file, index, _watched(rows, len(asked), progress), options.precision)
+    index = RegionIndex(tuple(needed), most, width or 0, "", padded)
+    rows = (regions_of[image].read() for image in needed)
+    write_regions(file, index, _watched(rows, len(needed), progress), options.precision)
     return {"regions": most, "width": width, "padded": padded, "unused": unused}
 
 
 def _encode(
-    asked: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, progress: Progress
+    needed: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
     from confed.models.vision_features import load_vision_encoder
 
@@ -129,25 +129,25 @@ def _encode(
         for name, path in find_pictures(folder).items():
             if name.rpartition("_")[2].isdigit():
                 pictures[image_number(name)] = path
-    _check_missing(asked, pictures, "a picture")
+    _check_missing(needed, pictures, "a picture")
     model = load_vision_encoder(encoder, options.grid, options.device)
-    rows = model.files([pictures[image] for image in asked])
+    rows = model.files([pictures[image] for image in needed])
     first = next(rows)
 
     def every() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield first
         yield from rows
 
-    index = RegionIndex(tuple(asked), first[0].shape[0], first[0].shape[1], model.name)
-    write_regions(file, index, _watched(every(), len(asked), progress), options.precision)
-    return {"regions": index.regions, "width": index.width, "padded": 0, "unused": len(pictures) - len(asked)}
+    index = RegionIndex(tuple(needed), first[0].shape[0], first[0].shape[1], model.name)
+    write_regions(file, index, _watched(every(), len(needed), progress), options.precision)
+    return {"regions": index.regions, "width": index.width, "padded": 0, "unused": len(pictures) - len(needed)}
 
 
-def _check_missing(asked: Sequence[int], there: Iterable[int], what: str) -> None:
-    lacking = sorted(set(asked) - set(there))
+def _check_missing(needed: Sequence[int], present: Iterable[int], what: str) -> None:
+    lacking = sorted(set(needed) - set(present))
     if lacking:
         first = ", ".join(map(str, lacking[:_SHOWN])) + (", ..." if len(lacking) > _SHOWN else "")
-        raise ValueError(f"{len(lacking)} of {len(asked)} pictures that questions are about lack {what}: {first}")
+        raise ValueError(f"{len(lacking)} of {len(needed)} pictures that questions are about lack {what}: {first}")
 
 
 def _watched(

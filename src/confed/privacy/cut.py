@@ -104,11 +104,11 @@ class CutPrivacy:
         return first_of_each(labels) if self.distinct else None
 
 
-def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
+def refuse_mixing(privacy: CutPrivacy, layers: nn.Module) -> None:
     """Check that no layer before the noise mixes the examples of a batch: its epsilon would be of no single row."""
     if not (privacy.noise or privacy.gradient_noise):
         return
-    for name, layer in part.named_modules():
+    for name, layer in layers.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]
             raise ValueError(
                 f"algorithm.privacy noises rows that each depend on one example only, and {name or 'the model'} "

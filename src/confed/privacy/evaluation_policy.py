@@ -119,12 +119,12 @@ class EvaluationPolicy:
         return Message({}, scalars)
 
     def _noised(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        kept = {name: pair for name, pair in sums.items() if name.partition(":")[2] in SHARES}
-        if not kept:
+        shares = {name: pair for name, pair in sums.items() if name.partition(":")[2] in SHARES}
+        if not shares:
             raise ValueError(f"this site's evaluations have noise, which is defined for {', '.join(SHARES)} only")
-        spread = self.noise * math.sqrt(len(kept))
-        noise = normal((len(kept),), None).double().tolist()
+        spread = self.noise * math.sqrt(len(shares))
+        noise = normal((len(shares),), None).double().tolist()
         return {
             name: (min(max(total + spread * drawn, 0.0), weight), weight)
-            for (name, (total, weight)), drawn in zip(kept.items(), noise, strict=True)
+            for (name, (total, weight)), drawn in zip(shares.items(), noise, strict=True)
         }

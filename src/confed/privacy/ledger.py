@@ -33,27 +33,26 @@ class PrivacyLedger:
     @property
     def amplified(self) -> bool:
         """Whether epsilon counts that some cohort was drawn from more clients than it has."""
-        return self._uniform and any(len(asked) < present_count for _, asked, present_count in self._rounds)
+        return self._uniform and any(len(cohort) < present_count for _, cohort, present_count in self._rounds)
 
-    def add(self, round: int, asked: Sequence[str], present: int) -> None:
+    def add(self, round: int, cohort: Sequence[str], present: int) -> None:
         """Entry of a finished round; the same round, and later ones, are replaced."""
         self._rounds = [entry for entry in self._rounds if entry[0] < round]
-        self._rounds.append((round, frozenset(asked), present))
+        self._rounds.append((round, frozenset(cohort), present))
 
     def epsilon(self, client: str, rounds: int | None = None) -> float:
         """A client's epsilon after so many rounds, or after all; infinity where there is no noise."""
         entries = [entry for entry in self._rounds if rounds is None or entry[0] <= rounds]
         if self._uniform:
-            drawn = Counter(
-                (len(asked), present_count) for n, asked, present_count in entries if self._present(client, n) and asked
-            )
+            could_be_drawn = [entry for entry in entries if entry[1] and self._present(client, entry[0])]
+            drawn = Counter((len(cohort), present_count) for _, cohort, present_count in could_be_drawn)
             return _sampled(self.privacy.noise, tuple(sorted(drawn.items())), self.privacy.delta)
-        times = sum(client in asked for _, asked, _ in entries)
+        times = sum(client in cohort for _, cohort, _ in entries)
         return _released(self.privacy.noise, times, self.privacy.delta, self.privacy.adjacency == "replace")
 
     def taken_part(self, client: str) -> int:
         """Number of rounds in which a client was asked."""
-        return sum(client in asked for _, asked, _ in self._rounds)
+        return sum(client in cohort for _, cohort, _ in self._rounds)
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.reports import LOSS, SHARE, Number
 from confed.metrics.captions import BLEU, ORDER, Cider, bleu_tally, load_sacrebleu
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single, text_sums
 
 
 class Decoder(Protocol):
@@ -113,12 +114,7 @@ class Captioning:
             return {"loss": (loss, count), "token_accuracy": (float(right), count)}
         captions, references = self._texts(output, batch)
         scores = self._cider(captions, references)
-        tally: dict[str, tuple[float, float]] = {"cider": (sum(scores), float(len(scores)))}
-        for kind, score in zip(batch["type"].tolist() if "type" in batch else (), scores, strict="type" in batch):
-            if 0 <= kind < len(self.types):
-                total, weight = tally.get(f"cider/{self.types[kind]}", (0.0, 0.0))
-                tally[f"cider/{self.types[kind]}"] = (total + score, weight + 1.0)
-        return {**tally, **bleu_tally(captions, references)}
+        return {**text_sums("cider", self.types, scores, batch), **bleu_tally(captions, references)}
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's CIDEr, 0 to 10, whose mean is the headline; of token scores the share of right tokens."""
@@ -146,7 +142,7 @@ class Captioning:
                 f"captioning reads scores of the batch's {len(target)} next tokens, ({len(target)}, V), got "
                 f"{tuple(output.logits.shape)}: it needs a model that writes, such as caption_transformer_mini"
             )
-        return output.logits.to(torch.promote_types(output.logits.dtype, torch.float32)), target, rows
+        return at_least_single(output.logits), target, rows
 
     def _texts(self, output: Output, batch: Batch) -> tuple[list[str], list[list[str]]]:
         if self.decoder is None or "references" not in batch:
@@ -158,7 +154,4 @@ class Captioning:
 
     def _cider(self, captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
         assert self.cider is not None  # comes with the decoder
-        return [
-            self.cider.score(caption, caption_references)
-            for caption, caption_references in zip(captions, references, strict=True)
-        ]
+        return list(map(self.cider.score, captions, references))

@@ -24,6 +24,7 @@ from confed.metrics.vqa import normalise_answer, vqa_accuracy
 from confed.registry import register_task
 from confed.tasks.captioning import Decoder
 from confed.tasks.generation import answers_there
+from confed.tasks.sums import at_least_single, text_sums
 
 Metric = Literal["exact", "vqa", "anls", "f1", "cider", "choice"]
 """How answers are scored: the same text in the VQA challenge's normal form; the official VQA accuracy over annotators;
@@ -96,12 +97,8 @@ class Chat:
                 f'task.metric = "vqa" needs the answers of several people ({_FEWEST} at least, ten in VQA), and a '
                 f'question has {fewest}: set task.metric = "exact", "anls" or "f1"'
             )
-        task = replace(self)
-        object.__setattr__(task, "decoder", decoder)
-        object.__setattr__(task, "candidates", self.candidates)
-        if self.metric == "cider" and references:
-            object.__setattr__(task, "cider", Cider.of(references))
-        return task
+        cider = Cider.of(references) if self.metric == "cider" and references else None
+        return self._with(self.answers, decoder, cider, self.candidates)
 
     def choosing(self, candidates: Tensor) -> "Chat":
         """The same task with these candidates, int64 (C, T)."""
@@ -110,8 +107,11 @@ class Chat:
                 'task.metric = "choice" needs a list of answers to choose from, and the data have too many different '
                 'ones: set task.metric = "exact", "anls", "f1" or "cider"'
             )
-        task = replace(self, answers=max(len(candidates), 1))
-        for name, value in (("decoder", self.decoder), ("cider", self.cider), ("candidates", candidates)):
+        return self._with(max(len(candidates), 1), self.decoder, self.cider, candidates)
+
+    def _with(self, answers: int, decoder: Decoder | None, cider: Cider | None, candidates: Tensor | None) -> "Chat":
+        task = replace(self, answers=answers)
+        for name, value in (("decoder", decoder), ("cider", cider), ("candidates", candidates)):
             object.__setattr__(task, name, value)
         return task
 
@@ -123,7 +123,7 @@ class Chat:
         Raises ``ValueError``: the batch has no answers to learn, or the scores are not those of its answers.
         """
         if output.logits.is_floating_point() and output.logits.ndim == 2 and "label" in batch:
-            logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+            logits = at_least_single(output.logits)
             answered_count = (batch["label"] >= 0).sum().clamp_min(1)
             return functional.cross_entropy(logits, batch["label"], ignore_index=-1, reduction="sum") / answered_count
         surprise, weight, _ = self._surprise(output, batch)
@@ -160,12 +160,7 @@ class Chat:
         scores = self.predictions(output, batch).tolist()
         if not scores:
             return {}
-        tally = {self.metric: (sum(scores), float(len(scores)))}
-        for kind, score in zip(batch["type"].tolist() if "type" in batch else (), scores, strict="type" in batch):
-            if 0 <= kind < len(self.types):
-                total, weight = tally.get(f"{self.metric}/{self.types[kind]}", (0.0, 0.0))
-                tally[f"{self.metric}/{self.types[kind]}"] = (total + score, weight + 1.0)
-        return tally
+        return text_sums(self.metric, self.types, scores, batch)
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's score, float32 (B,), in [0, 1], of CIDEr-D up to 10.
@@ -233,7 +228,7 @@ class Chat:
         if not output.logits.is_floating_point() or output.logits.ndim != 3:
             raise ValueError("an answer that was written or chosen has no loss: the batch must have answer_tokens")
         target = answers_there(output.logits, batch)
-        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        logits = at_least_single(output.logits)
         surprise = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
         weight = answered(target).to(surprise.dtype)
         given = batch.get("answer_weight")

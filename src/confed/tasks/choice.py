@@ -36,8 +36,6 @@ class Choice(VQA):
         super().__post_init__()
         if self.answers < 2:
             raise ValueError(f"answers must be at least 2 for choice, got {self.answers}")
-        if self.objective != "ce":
-            raise ValueError(f"objective must be 'ce' for choice, got {self.objective!r}")
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """See :meth:`VQA.loss`.

@@ -27,10 +27,4 @@ class Entailment(VQA):
 
     name: ClassVar[str] = "entailment"
     head: ClassVar[str] = "entailment"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.answers != 3:
-            raise ValueError(f"answers must be 3 for entailment (entailed, contradicted, neutral), got {self.answers}")
-        if self.objective != "ce":
-            raise ValueError(f"objective must be 'ce' for entailment, got {self.objective!r}")
+    verdicts: ClassVar[tuple[str, ...]] = ("entailed", "contradicted", "neutral")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import check_fields
 from confed.federation.reports import Number
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single
 from confed.tasks.vqa import VQA
 
 _T = TypeVar("_T")
@@ -66,8 +68,7 @@ class Generation:
     """Training scores are of tokens, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        if self.scores not in get_args(Scores):
-            raise ValueError(f"scores must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
+        check_fields(self, "")
         self._ranked  # noqa: B018  # checks answers and types
 
     @property
@@ -130,14 +131,14 @@ class Generation:
         weight = batch["answer_weight"].float()
         return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
 
-    def _named(self, found: Mapping[str, _T]) -> dict[str, _T]:
+    def _named(self, values: Mapping[str, _T]) -> dict[str, _T]:
         """The same values under the metric's own name; a share of answers that any annotator gave is no soft score."""
         old = self._ranked.metric
         if self.metric == old:
-            return dict(found)
+            return dict(values)
         return {
             self.metric + key.removeprefix(old) if key == old or key.startswith(f"{old}/") else key: value
-            for key, value in found.items()
+            for key, value in values.items()
         }
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
@@ -159,7 +160,7 @@ def token_loss(logits: Tensor, batch: Batch) -> Tensor:
 
     Raises ``ValueError``: as :func:`answers_there`.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_single(logits)
     target = answers_there(logits, batch)
     surprise = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
     return surprise.masked_fill(~answered(target), 0.0).sum(1)

@@ -9,13 +9,14 @@ train with a random part of the labels given (label-mask training); FedLGT's cli
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import check_fields
 from confed.federation.reports import LOSS, SHARE, Number
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.binned_precision import bin_counts, binned_average_precision
@@ -26,6 +27,7 @@ from confed.metrics.multilabel import (
     mean_over_classes,
 )
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single, sums_by_type
 
 __all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
 
@@ -79,10 +81,7 @@ class Multilabel:
     def __post_init__(self) -> None:
         if self.answers < 1:
             raise ValueError(f"answers must be at least 1, got {self.answers}")
-        if self.reduction not in get_args(Reduction):
-            raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
-        if self.undefined not in get_args(Undefined):
-            raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {self.undefined!r}")
+        check_fields(self, "")
         if not 0 <= self.known <= 1:
             raise ValueError(f"task.known must lie in [0, 1], got {self.known}")
         if not 0 < self.threshold < 1:
@@ -152,20 +151,20 @@ class Multilabel:
         if not len(logits):
             return {}
         loss = functional.binary_cross_entropy_with_logits(logits.detach(), truth, reduction="none").where(unknown, 0.0)
-        hits, predicted, positives, right, asked = self._rows(logits, truth, unknown)
+        hits, predicted, positives, right, unknown_count = self._rows(logits, truth, unknown)
         lost = (logits.isnan() & unknown).sum(1)
-        rows = [loss.sum(1), hits, predicted, positives, right, asked, lost]
+        rows = [loss.sum(1), hits, predicted, positives, right, unknown_count, lost]
         if self.types and "type" in batch:
             rows.append(batch["type"])
         # Numbers up to 2^24 are exact in single precision, which covers counts and types.
         host = torch.stack([row.float() for row in rows]).cpu().double()
-        loss, hits, predicted, positives, right, asked, lost = host[:7]
+        loss, hits, predicted, positives, right, unknown_count, lost = host[:7]
         f1, count = _example_f1(hits, predicted, positives), float(len(loss))
         sums = {
             "loss": (loss, count),
             "example_f1": (f1, count),
-            "exact_match": (right == asked, count),
-            "label_accuracy": (right, asked),
+            "exact_match": (right == unknown_count, count),
+            "label_accuracy": (right, unknown_count),
             "O-P": (hits, predicted),
             "O-R": (hits, positives),
             "O-F1": (2 * hits, predicted + positives),
@@ -175,9 +174,9 @@ class Multilabel:
             for key, (value, weight) in sums.items()
         }
         if lost.any():
-            tally["nan_logits"] = (lost.sum().item(), asked.sum().item())
-            warnings.warn(_LOST.format(int(lost.sum()), int(asked.sum())), RuntimeWarning, stacklevel=2)
-        return tally | (self._by_type(host[7].long(), f1) if len(host) > 7 else {})
+            tally["nan_logits"] = (lost.sum().item(), unknown_count.sum().item())
+            warnings.warn(_LOST.format(int(lost.sum()), int(unknown_count.sum())), RuntimeWarning, stacklevel=2)
+        return tally | (sums_by_type(self.metric, self.types, host[7].long(), f1) if len(host) > 7 else {})
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's F1 over its unknown labels, for tests that pair methods example by example.
@@ -198,24 +197,19 @@ class Multilabel:
             see :func:`confed.metrics.binned_precision.bin_counts`.
         """
         probabilities, truth, unknown = self.scores(output, batch)
-        found = label_counts(probabilities, truth, unknown, threshold=self.threshold)
+        label_sums = label_counts(probabilities, truth, unknown, threshold=self.threshold)
         bins = bin_counts(probabilities, truth, unknown, thresholds=self.thresholds)
-        arrays = {
-            "true_positives": found.true_positives,
-            "predicted": found.predicted,
-            "positives": found.positives,
-            "bins": bins,
-        }
+        arrays = {**vars(label_sums), "bins": bins}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
         """Metrics of added :meth:`counts`."""
         host = {name: value.cpu().numpy() for name, value in counts.items()}
-        found = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
+        label_sums = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
         per_class = binned_average_precision(host["bins"])
         return {
-            **found.summary(self.undefined),
-            "C-AP-binned": mean_over_classes(per_class, found.positives, self.undefined),
+            **label_sums.summary(self.undefined),
+            "C-AP-binned": mean_over_classes(per_class, label_sums.positives, self.undefined),
             "O-AP-binned": float(binned_average_precision(host["bins"].sum(1, keepdims=True))[0]),
         }
 
@@ -246,17 +240,9 @@ class Multilabel:
         right = (predicted == real) & unknown
         return tuple(entries.sum(1) for entries in (predicted & real, predicted, real, right, unknown))
 
-    def _by_type(self, kind: Tensor, f1: Tensor) -> dict[str, tuple[float, float]]:
-        low, high = torch.stack(torch.aminmax(kind)).tolist()
-        if low < 0 or high >= len(self.types):
-            raise ValueError(f"every type must lie in [0, {len(self.types)}), got {low if low < 0 else high}")
-        counts = torch.bincount(kind, minlength=len(self.types)).tolist()
-        sums = torch.bincount(kind, weights=f1, minlength=len(self.types)).tolist()
-        return {f"{self.metric}/{n}": (sums[i], float(counts[i])) for i, n in enumerate(self.types) if counts[i]}
-
     def _inputs(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and labels in at least single precision, and which labels are unknown, each (B, C)."""
-        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        logits = at_least_single(output.logits)
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
         if "labels" not in batch:

@@ -27,10 +27,4 @@ class NLVR2(VQA):
 
     name: ClassVar[str] = "nlvr2"
     head: ClassVar[str] = "nlvr2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.answers != 2:
-            raise ValueError(f"answers must be 2 for nlvr2 (false, true), got {self.answers}")
-        if self.objective != "ce":
-            raise ValueError(f"objective must be 'ce' for nlvr2, got {self.objective!r}")
+    verdicts: ClassVar[tuple[str, ...]] = ("false", "true")

@@ -9,10 +9,12 @@ from torch.nn import functional
 
 from confed.federation.actions import among_offered
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import check_fields
 from confed.federation.reports import LOSS, SHARE, Number
 from confed.metrics.calibration import calibration_names, calibration_tally, expected_calibration_error
 from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
+from confed.tasks.sums import at_least_single, check_below, sums_by_type
 
 Objective = Literal["ce", "bce", "kl"]
 """Softmax cross-entropy on the one right answer, binary cross-entropy on soft scores of all answers, or the
@@ -61,18 +63,22 @@ class VQA:
 
     name: ClassVar[str] = "vqa"
     head: ClassVar[str] = "answers"
+    verdicts: ClassVar[tuple[str, ...]] = ()
+    """The answers, of a task that always has the same."""
 
     def __post_init__(self) -> None:
         if self.answers < 1:
             raise ValueError(f"answers must be at least 1, got {self.answers}")
-        if self.objective not in get_args(Objective):
-            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
-        if self.reduction not in get_args(Reduction):
-            raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
         if self.headline not in get_args(Headline):
             raise ValueError(f"headline must be accuracy or vqa_accuracy, got {self.headline!r}")
+        check_fields(self, "")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
+        if self.verdicts and self.answers != len(self.verdicts):
+            listed = f"{len(self.verdicts)} for {self.name} ({', '.join(self.verdicts)})"
+            raise ValueError(f"answers must be {listed}, got {self.answers}")
+        if self.name != VQA.name and self.objective != "ce":
+            raise ValueError(f"objective must be 'ce' for {self.name}, got {self.objective!r}")
 
     @property
     def metric(self) -> str:
@@ -105,7 +111,8 @@ class VQA:
             return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
         if self.objective == "kl":
             return self._divergence(logits, truth, batch.get("annotated")).mean()
-        self._check_labels(truth)
+        # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
+        check_below("label", truth, self.answers)
         return functional.cross_entropy(logits, truth)
 
     def example_losses(self, output: Output, batch: Batch) -> Tensor | None:
@@ -118,15 +125,8 @@ class VQA:
             return entries.sum(1)
         if self.objective == "kl":
             return self._divergence(logits, truth, batch.get("annotated"))
-        self._check_labels(truth)
+        check_below("label", truth, self.answers)
         return functional.cross_entropy(logits, truth, reduction="none")
-
-    def _check_labels(self, labels: Tensor) -> None:
-        if len(labels):
-            # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
-            low, high = torch.stack(torch.aminmax(labels)).tolist()
-            self._check("label", low, self.answers)
-            self._check("label", high, self.answers)
 
     @property
     def measures(self) -> dict[str, Number]:
@@ -155,11 +155,11 @@ class VQA:
             return {}
         answerable = host.get("answerable", torch.ones(len(host["loss"])))
         if "label" in host:
-            for extreme in torch.stack(torch.aminmax(host["label"] * answerable)).tolist():
-                self._check("label", int(extreme), self.answers)
+            check_below("label", host["label"] * answerable, self.answers)
         weights = {"loss": float(answerable.sum()), "accuracy": count, "vqa_accuracy": count}
         tally = {key: (host[key].double().sum().item(), n) for key, n in weights.items() if key in host and n}
-        tally |= self._by_type(host)
+        if "type" in host:
+            tally |= sums_by_type(self.metric, self.types, host["type"].long(), host[self.metric].double())
         # A diverged model shows in its loss; it has no confidence rather than ending the run.
         confidence = host["confidence"].nan_to_num(0.0)
         return tally | calibration_tally(confidence, host[self.metric])
@@ -191,8 +191,7 @@ class VQA:
         label, answerable = batch["label"], batch.get("answerable")
         if answerable is not None:
             label = label * answerable
-        for extreme in torch.stack(torch.aminmax(label)).tolist() if len(label) else ():
-            self._check("label", extreme, self.answers)
+        check_below("label", label, self.answers)
         target = functional.one_hot(label, self.answers).float()
         return {**batch, "target": target if answerable is None else target * answerable.unsqueeze(1)}
 
@@ -237,26 +236,14 @@ class VQA:
             return functional.kl_div(q, p.to(q.dtype), reduction="none").sum(1)
         if annotated.ndim != 2 or len(annotated) != len(logits):
             raise ValueError(f"annotated must have shape ({len(logits)}, annotators), got {tuple(annotated.shape)}")
-        for extreme in torch.stack(torch.aminmax(annotated)).tolist() if annotated.numel() else ():
-            self._check("annotated", extreme, self.answers + 1)
+        check_below("annotated", annotated, self.answers + 1)
         share = (annotated.unsqueeze(2) == annotated.unsqueeze(1)).to(q.dtype).mean(2)
         annotated_share = q.gather(1, annotated.clamp_max(self.answers - 1))
         return (share.log() - annotated_share).where(annotated < self.answers, 0.0).sum(1) / annotated.shape[1]
 
-    def _by_type(self, host: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
-        """The headline metric of each question type that occurs."""
-        if "type" not in host:
-            return {}
-        kind, n = host["type"].long(), len(self.types)
-        for extreme in torch.stack(torch.aminmax(kind)).tolist():
-            self._check("type", extreme, n)
-        counts = torch.bincount(kind, minlength=n).tolist()
-        sums = torch.bincount(kind, weights=host[self.metric].double(), minlength=n).tolist()
-        return {f"{self.metric}/{name}": (sums[i], float(counts[i])) for i, name in enumerate(self.types) if counts[i]}
-
     def _logits_and_truth(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (B, C) in at least single precision, and what the objective compares them with."""
-        logits = among_offered(output.logits, batch).to(torch.promote_types(output.logits.dtype, torch.float32))
+        logits = at_least_single(among_offered(output.logits, batch))
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
         key, shape = ("label", logits.shape[:1]) if self.objective == "ce" else ("target", logits.shape)
@@ -272,12 +259,6 @@ class VQA:
         if truth.ndim == 1:
             return (predicted == truth).float()
         return truth.gather(1, predicted.unsqueeze(1)).squeeze(1).float()
-
-    @staticmethod
-    def _check(name: str, value: int, stop: int) -> None:
-        """Check that 0 <= value < stop."""
-        if not 0 <= value < stop:
-            raise ValueError(f"every {name} must lie in [0, {stop}), got {value}")
 
 
 def summarise(tally: Tally) -> dict[str, float]:

@@ -102,8 +102,8 @@ def _scores_of_file(setup: Setup, servers: Mapping[str, ServerState], number: in
     values = {**workspace.initial, **tensors, **given}
     if noisy:
         scopes, passive = workspace.scopes(setup.algorithm, info), setup.algorithm.traits.aggregates
-        kept = [name for name in workspace.initial if scopes[name] is Scope.PRIVATE and name not in given]
-        values |= _noise({name: values[name] for name in kept if not matches_any(name, passive)})
+        untouched = [name for name in workspace.initial if scopes[name] is Scope.PRIVATE and name not in given]
+        values |= _noise({name: values[name] for name in untouched if not matches_any(name, passive)})
     copy_into([workspace.tensors[name] for name in values], list(values.values()))
     workspace.set_task(setup.task_of(info.id))
     network = setup.algorithm.deployed_model(workspace.model.eval())
@@ -205,16 +205,7 @@ def finite_and_deterministic(algorithm: Algorithm) -> None:
 
 def resumes_exactly(algorithm: Algorithm) -> None:
     """Stopped after one round and continued from files by new objects, a run gives the same bits."""
-    setup = toy(algorithm)
-    whole = undisturbed(algorithm)
-    with TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(Path(folder))
-        first_half = run(setup, store=checkpoints.store, stop=1)
-        checkpoints.save(Checkpoint(1, first_half.servers, 0))
-        again = Checkpoints(Path(folder))
-        checkpoint, _ = again.latest()
-        rest = run(toy(algorithm), start=(checkpoint.servers, checkpoint.round), store=again.store)
-        same("resumes exactly", whole, rest)
+    same("resumes exactly", undisturbed(algorithm), _interrupted(algorithm))
 
 
 def has_asynchronous_rounds(algorithm: Algorithm) -> None:
@@ -222,16 +213,19 @@ def has_asynchronous_rounds(algorithm: Algorithm) -> None:
     check = "asynchronous rounds"
     setup = toy(algorithm)
     same(check, undisturbed(algorithm), run(setup, buffered=Buffered(len(setup.population), delays="equal")))
-    stale = Buffered(1)
-    whole = run(setup, buffered=stale)
+    same(check, run(setup, buffered=Buffered(1)), _interrupted(algorithm, Buffered(1)))
+
+
+def _interrupted(algorithm: Algorithm, buffered: Buffered | None = None) -> Outcome:
+    """A run that was stopped after one round, and goes on from its files."""
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
-        first_half = run(setup, store=checkpoints.store, stop=1, buffered=stale)
-        checkpoints.save(Checkpoint(1, first_half.servers, 0))
+        first_round = run(toy(algorithm), store=checkpoints.store, stop=1, buffered=buffered)
+        checkpoints.save(Checkpoint(1, first_round.servers, 0))
         again = Checkpoints(Path(folder))
         checkpoint, _ = again.latest()
-        rest = run(toy(algorithm), start=(checkpoint.servers, 1), store=again.store, buffered=stale)
-        same(check, whole, rest)
+        start = checkpoint.servers, checkpoint.round
+        return run(toy(algorithm), start=start, store=again.store, buffered=buffered)
 
 
 def ignores_the_workspace(algorithm: Algorithm) -> None:

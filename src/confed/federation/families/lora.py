@@ -188,15 +188,15 @@ def hold(client: Client, message: Message, matrices: Mapping[str, Tensor]) -> No
 _linalg: Any = torch.linalg  # its functions have no types
 
 
-def tail_product(a: Tensor, b: Tensor, kept: int) -> Tensor:
-    """||B[:, kept:]||_F ||A[kept:, :]||_F, with a gradient; 0 where nothing is beyond.
+def tail_product(a: Tensor, b: Tensor, rank: int) -> Tensor:
+    """||B[:, rank:]||_F ||A[rank:, :]||_F, with a gradient; 0 where nothing is beyond.
 
     Args:
         a: A (r, n).
         b: B (m, r).
-        kept: j.
+        rank: j.
     """
-    return _linalg.vector_norm(b[:, kept:]) * _linalg.vector_norm(a[kept:])
+    return _linalg.vector_norm(b[:, rank:]) * _linalg.vector_norm(a[rank:])
 
 
 def limit_rank(client: Client, rank: int | None) -> None:
@@ -219,13 +219,13 @@ def train_and_prune(
         penalty: lambda.
         least: the smallest rank that is pruned to.
     """
-    kept = max(min(least, rank), int(decay * rank))
-    if kept == rank:
+    least_rank = max(min(least, rank), int(decay * rank))
+    if least_rank == rank:
         return train(client, objective), rank
     pairs = [(client.tensors[a], client.tensors[b]) for a, b in lora_layers(client.tensors).values()]
 
     def tail() -> Tensor:
-        return torch.stack([tail_product(a, b, kept) for a, b in pairs]).sum()
+        return torch.stack([tail_product(a, b, least_rank) for a, b in pairs]).sum()
 
     def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         for loss in objective(model, batch):
@@ -235,5 +235,5 @@ def train_and_prune(
     loss = train(client, losses if penalty else objective)
     if float(tail().detach()) >= before:
         return loss, rank
-    limit_rank(client, kept)
-    return loss, kept
+    limit_rank(client, least_rank)
+    return loss, least_rank

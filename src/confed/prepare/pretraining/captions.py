@@ -155,9 +155,9 @@ def _cells(told: Sequence[str], things: Sequence[Sequence["Object"]], label: Ten
             continue
         words = caption.split()
         for place, pair in enumerate(itertools.pairwise(words)):
-            found = [thing.cell for thing in row_things if (thing.colour, thing.noun) == pair]
-            if len(found) == 1:
-                cells[row, place + 1 : place + 3] = found[0]  # the first token opens the text
+            places = [thing.cell for thing in row_things if (thing.colour, thing.noun) == pair]
+            if len(places) == 1:
+                cells[row, place + 1 : place + 3] = places[0]  # the first token opens the text
     return cells
 
 
@@ -198,8 +198,9 @@ class CaptionLearner(nn.Module):
             vectors = body.vilt.embeddings.text_embeddings.word_embeddings.weight
             scores = self.words(words[gone]) @ vectors.T + self.bias
             losses["masked words"] = F.cross_entropy(scores, batch["masked"][gone])
-        if (asked := batch["label"] >= 0).any():
-            losses["matching"] = F.cross_entropy(body.classifier(body.pool(hidden[asked])), batch["label"][asked])
+        if (labelled := batch["label"] >= 0).any():
+            scores = body.classifier(body.pool(hidden[labelled]))
+            losses["matching"] = F.cross_entropy(scores, batch["label"][labelled])
         # A masked word is aligned too: its place follows from the words around it.
         if (aligned := batch["cell"] != NO_CELL).any():
             near = torch.einsum("bld,bpd->blp", self.word(words), self.patch(patches)) * patches.shape[2] ** -0.5

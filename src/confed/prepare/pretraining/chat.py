@@ -5,7 +5,6 @@ request for a caption. No question sees another one, and each one's positions st
 model learns what single questions would teach, for about half the computation.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from confed.data.seeding import generator
 from confed.federation.protocols import Batch
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.pretrained import FACTS, States, seeded
+from confed.models.pretrained import States, seeded
+from confed.prepare.pretraining.byte_pairs import byte_pair_tokenizer, write_folder
 
 QUESTIONS = 4
 """Public questions about a picture."""
@@ -52,26 +52,16 @@ def captions(tags: Any, seed: int) -> list[str]:
 
 def trained_processor(texts: Sequence[str]) -> Any:
     """The processor: a byte-pair tokenizer trained on some texts, pictures of 64 x 64 pixels, and a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Idefics3Processor, PreTrainedTokenizerFast
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    tokenizer: Any = Tokenizer(models.BPE())
-    # The space before a word belongs to its token, also before the first one, so that a word has one token everywhere.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(sorted(set(texts)), trainer)
-    own = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<user>",
-        eos_token="<end_of_utterance>", padding_side="left",
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_pair_tokenizer(texts, VOCABULARY, SPECIAL), pad_token="<pad>", unk_token="<unk>",
+        bos_token="<user>", eos_token="<end_of_utterance>", padding_side="left",
     )  # fmt: skip
     side = {"longest_edge": PIXELS}
     pictures = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
-    return Idefics3Processor(pictures, own, image_seq_len=(PIXELS // PATCH) ** 2, chat_template=TEMPLATE)
+    return Idefics3Processor(pictures, tokenizer, image_seq_len=(PIXELS // PATCH) ** 2, chat_template=TEMPLATE)
 
 
 def word_ids(tokenizer: ChatTokenizer, words: Sequence[str]) -> Tensor:
@@ -121,16 +111,13 @@ class ChatLearner(HuggingFaceVLM):
             for here in ((target > 0) & ~told, (target > 0) & told)
         ]).sum()  # fmt: skip
         rows = torch.arange(len(words)) // QUESTIONS
-        kept = self._kept
         return States(
-            answer_loss=loss, early=kept["early"], asked=kept["asked"][rows[:, None], words],
+            answer_loss=loss, early=self._kept["early"], asked=self._kept["asked"][rows[:, None], words],
             words=self.body.get_input_embeddings().weight,
         )  # fmt: skip
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Writes weights and processor as ``transformers`` reads them, and how they were made."""
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder)
         self.body.config.use_cache = True  # off while answers are learned; who writes with the model wants it
@@ -138,24 +125,19 @@ class ChatLearner(HuggingFaceVLM):
         self.body.config.use_cache = False
         self.body.generation_config.save_pretrained(folder)
         tied = set(self.body.all_tied_weights_keys)
-        weights = {name: value.clone() for name, value in self.body.state_dict().items() if name not in tied}
-        unfinished = folder / "model.safetensors.part"
-        save_file(weights, unfinished, {"format": "pt"})
-        unfinished.chmod(0o644)  # the library creates files for their owner alone
-        unfinished.replace(folder / "model.safetensors")
-        (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_folder(folder, {n: value for n, value in self.body.state_dict().items() if n not in tied}, facts)
 
     def _joined(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens of pictures and questions in one row per picture."""
         ids: list[list[int]] = []
         parts: list[list[int]] = []
         targets: list[list[int]] = []
-        asked, width = batch["text"].tolist(), batch["text"].shape[1]
+        questions, width = batch["text"].tolist(), batch["text"].shape[1]
         answers, told = batch["answer_tokens"].tolist(), batch["caption_tokens"].tolist()
-        words = torch.zeros(len(asked), width, dtype=torch.int64)
-        for first in range(0, len(asked), QUESTIONS):
+        words = torch.zeros(len(questions), width, dtype=torch.int64)
+        for first in range(0, len(questions), QUESTIONS):
             row, question_numbers, target = list(self._before), [0] * len(self._before), [0] * len(self._before)
-            turns = [(self._asked(asked[first + i]), answers[first + i]) for i in range(QUESTIONS)]
+            turns = [(self._asked(questions[first + i]), answers[first + i]) for i in range(QUESTIONS)]
             for number, (question, answer) in enumerate([*turns, (self._request, told[first])]):
                 written = [token for token in answer[1:] if token]
                 if number < QUESTIONS:
@@ -186,12 +168,12 @@ class ChatLearner(HuggingFaceVLM):
         return keep
 
 
-def _positions(part: Tensor, start: int) -> Tensor:
+def _positions(question_numbers: Tensor, start: int) -> Tensor:
     """Positions of tokens, (M, n): questions start behind the picture, all at the same place."""
-    place = torch.arange(part.shape[1]).expand_as(part)
-    begins = torch.zeros_like(part)
+    place = torch.arange(question_numbers.shape[1]).expand_as(question_numbers)
+    begins = torch.zeros_like(question_numbers)
     for number in range(1, QUESTIONS + 2):
-        here = part == number
+        here = question_numbers == number
         begins = torch.where(here, here.int().argmax(1, keepdim=True) - start, begins)
     return place - begins
 

@@ -9,8 +9,8 @@ learned from here: they are what zero-shot accuracy is measured on. The picture 
 ``vit_mini``, which was trained to name the nouns, and no colours, in pictures of the same kind.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from confed.data.seeding import generator
 from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
-from confed.models.pretrained import FACTS, States, seeded, weights_file
+from confed.models.pretrained import States, seeded, weights_file
+from confed.prepare.pretraining.byte_pairs import byte_pair_tokenizer, write_folder
 
 CAPTIONS = ("a {}.", "a photo of a {}.", "a drawing of a {}.", "there is a {}.", "a picture of one {}.")
 """Ways to say what a picture shows."""
@@ -82,15 +83,8 @@ def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, 
         "label": torch.tensor([position.get(number, 0) for number in pair.tolist()]),
     }
     images = torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy())
-    texts: list[str] = []
-    for way in CAPTIONS:
-        for name in CLASSES:
-            texts.append(way.format(name))
-    items: set[str] = set()
-    for text in texts:
-        for word in text.split():
-            items.add(word.strip("."))
-    words = sorted(items)
+    texts = [way.format(name) for way, name in product(CAPTIONS, CLASSES)]
+    words = sorted({word.strip(".") for word in " ".join(texts).split()})
     held = torch.from_numpy(apart)
     table = Table(images, torch.arange(count), columns)
     return table, (~held).nonzero()[:, 0], held.nonzero()[:, 0], DualTokenizer(trained_processor(texts), words)
@@ -98,29 +92,20 @@ def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, 
 
 def trained_processor(texts: Sequence[str]) -> Any:
     """The processor: a byte-pair tokenizer trained on some texts, and pictures of 64 x 64 pixels."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import processors
     from transformers import CLIPProcessor, PreTrainedTokenizerFast
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    tokenizer: Any = Tokenizer(models.BPE())
-    # The space before a word belongs to its token, also before the first one, so that a word has one token everywhere.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(sorted(set(texts)), trainer)
     ends = [(name, SPECIAL.index(name)) for name in ("<bos>", "<eos>")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
-    own = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>",
-        padding_side="right", model_max_length=LENGTH,
+    around = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_pair_tokenizer(texts, VOCABULARY, SPECIAL, around), pad_token="<pad>",
+        unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", padding_side="right", model_max_length=LENGTH,
     )  # fmt: skip
     side = {"height": PIXELS, "width": PIXELS}
     half = [0.5, 0.5, 0.5]
     pictures = CLIPImageProcessorPil(size=side, crop_size=side, do_center_crop=False, image_mean=half, image_std=half)
-    return CLIPProcessor(pictures, own)
+    return CLIPProcessor(pictures, tokenizer)
 
 
 class DualLearner(nn.Module):
@@ -135,11 +120,7 @@ class DualLearner(nn.Module):
         self.tokenizer = tokenizer
         self.body: Any = seeded(seed, lambda: AutoModel.from_config(_config(tokenizer)))
         start_from_vit_mini(self.body.vision_model)
-        told: list[str] = []
-        for name in CLASSES:
-            for way in CAPTIONS:
-                told.append(way.format(name))
-        self._told = tokenizer(told)
+        self._told = tokenizer([way.format(name) for name, way in product(CLASSES, CAPTIONS)])
         self._asked = tokenizer([PROMPT.format(name) for name in CLASSES if name in RESERVED])
 
     def pretraining_states(self, batch: Batch) -> States:
@@ -161,17 +142,10 @@ class DualLearner(nn.Module):
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Writes weights and processor as ``transformers`` reads them, and how they were made."""
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.processor.save_pretrained(folder)
         self.body.config.save_pretrained(folder)
-        weights = {name: value.detach().clone().contiguous() for name, value in self.body.state_dict().items()}
-        unfinished = folder / "model.safetensors.part"
-        save_file(weights, unfinished, {"format": "pt"})
-        unfinished.chmod(0o644)  # the library creates files for their owner alone
-        unfinished.replace(folder / "model.safetensors")
-        (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_folder(folder, self.body.state_dict(), facts)
 
     def _pictures(self, image: Tensor) -> Tensor:
         """Features of unit length, (B, d); pixels in [-1, 1] are what the processor makes."""

@@ -67,7 +67,7 @@ BLIP: Start = (
     (r"vision_model\.embeddings\.patch_embedding\.(\w+)", r"vilt.embeddings.patch_embeddings.projection.\1"),
     (
         r"vision_model\.encoder\.layers\.(\d)\.self_attn\.qkv\.(\w+)",
-        "+".join(_BLOCK + rf"attention.attention.{part}.\2" for part in ("query", "key", "value")),
+        "+".join(_BLOCK + rf"attention.attention.{name}.\2" for name in ("query", "key", "value")),
     ),
     (r"vision_model\.encoder\.layers\.(\d)\.self_attn\.projection\.(\w+)", _BLOCK + r"attention.output.dense.\2"),
     (r"vision_model\.encoder\.layers\.(\d)\.mlp\.fc1\.(\w+)", _BLOCK + r"intermediate.dense.\2"),

@@ -37,7 +37,7 @@ def pretrain(
     torch.set_num_threads(threads)
     try:
         material = mini.material(model, settings.questions + settings.validation, settings.seed)
-        learn, held_out = material.sides or _sides(material.table, settings)
+        learn, held_out = material.sides or _split_by_picture(material.table, settings)
         run = _Run(mini, settings, material, len(learn))
         run.restore(state)
         result = run.accuracy(held_out) if run.epoch else {}
@@ -75,8 +75,8 @@ def accuracy(
     rows = torch.arange(len(table)) if rows is None else rows
     right: list[Tensor] = []
     for batch in table.batches(batch_size, order=rows):
-        asked = {name: tensor for name, tensor in batch.items() if name != "answer_tokens"}
-        right.append(model(asked).logits.argmax(1).eq(batch["label"]))
+        read = {name: tensor for name, tensor in batch.items() if name != "answer_tokens"}
+        right.append(model(read).logits.argmax(1).eq(batch["label"]))
     model.train(training)
     correct = torch.cat(right).double() if right else torch.zeros(0)
     result: dict[str, float] = {}
@@ -145,13 +145,10 @@ class _Run:
     def losses(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean loss of the answers (of labels: over all of them), and of the tags."""
         states = self._states(batch)
-        if states.answer_loss is not None:
-            answers = states.answer_loss
-        elif "labels" in batch:
-            assert states.loss_logits is not None
+        answers = states.answer_loss
+        if answers is None and "labels" in batch:
             answers = F.binary_cross_entropy_with_logits(states.loss_logits, batch["labels"])
-        else:
-            assert states.loss_logits is not None
+        elif answers is None:
             answers = F.cross_entropy(states.loss_logits, batch["label"])
         if self.tagger is None:
             return answers, torch.zeros(())
@@ -201,7 +198,7 @@ class _Run:
         return cast("Pretrainable", self.model).pretraining_states(batch)
 
 
-def _sides(table: Table, settings: Settings) -> tuple[Tensor, Tensor]:
+def _split_by_picture(table: Table, settings: Settings) -> tuple[Tensor, Tensor]:
     """Rows to learn from and held-out rows; questions about one picture stay on one side."""
     index = table.image_index
     seen = index < index[settings.questions] if settings.validation else index >= 0

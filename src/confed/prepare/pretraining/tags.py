@@ -83,14 +83,14 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
         the ``noun`` of the thing a colour names, 0 if there is none, and the ``number`` of such things. Each
         (B, L), -1 for all other tokens and where several things are meant.
     """
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    meant: dict[str, tuple[Tensor, Tensor]] = {}
     for kind in ("noun", "colour"):
         matches = text[:, :, None] == words[kind][1:]
         named = torch.where(matches.any(-1), 1 + matches.int().argmax(-1), 0)
         present = (named[:, :, None] == cells[kind][:, None]) & (named > 0)[:, :, None]
-        found[kind] = named > 0, present
-    is_noun, things = found["noun"]
-    is_colour, coloured = found["colour"]
+        meant[kind] = named > 0, present
+    is_noun, things = meant["noun"]
+    is_colour, coloured = meant["colour"]
     number = things.sum(-1)
     targets = {
         name: torch.where(is_noun & (number <= 1), (things * cells[name][:, None]).sum(-1), -1)

@@ -313,8 +313,8 @@ class _Round:
         means = self._means(tally, self._shares(tally))
         for name, call in self.calls.items():
             if name in tally.survivors:
-                kept = {n: call.message.tensors.get(n, t) for n, t in (call.expects or {}).items()}
-                yield Reply(call.client, Message({n: means.get(n, start) for n, start in kept.items()}))
+                starts = {n: call.message.tensors.get(n, t) for n, t in (call.expects or {}).items()}
+                yield Reply(call.client, Message({n: means.get(n, start) for n, start in starts.items()}))
             else:
                 yield Reply(call.client, Message(), self.errors[name])
 
@@ -329,8 +329,8 @@ class _Round:
     def _collect(self) -> Tally:
         """Keys, shares, and the sum of the masked blocks."""
         begin = Message({}, {"plan": self.plan.to_json()})
-        asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
-        key_messages = dict(self._ask("secure_keys", asked, lambda _: None))
+        requests = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
+        key_messages = dict(self._ask("secure_keys", requests, lambda _: None))
         # Sites of one federation sign, all of them, or none does; one that is different cannot speak for the others.
         signed = 2 * sum("signature" in message.tensors for message in key_messages.values()) > len(key_messages)
         for name, message in list(key_messages.items()):
@@ -381,26 +381,26 @@ class _Round:
 
     def _shares(self, tally: Tally) -> dict[int, Integers]:
         """Block -> its sum, without masks."""
-        asked = Message({}, {"survivors": json.dumps(tally.survivors)})
+        request = Message({}, {"survivors": json.dumps(tally.survivors)})
         index = list(needed(self.plan, tally.sharers, tally.survivors))
         shares = torch.zeros(len(index), SHARE, dtype=torch.uint8)
         given: dict[str, dict[str, dict[int, bytes]]] = {}
-        messages = self._confirmed(tally, asked) if self.plan.partial else dict.fromkeys(tally.survivors, asked)
+        messages = self._confirmed(tally, request) if self.plan.partial else dict.fromkeys(tally.survivors, request)
         for name, reply in self._ask("secure_unmask", messages, lambda _: {"shares": shares}):
             given[name] = {}
             for (owner, block), share in zip(index, rows(reply.tensors["shares"]), strict=True):
                 given[name].setdefault(owner, {})[block] = share
         return tally.sums(given)
 
-    def _confirmed(self, tally: Tally, asked: Message) -> dict[str, Message]:
+    def _confirmed(self, tally: Tally, request: Message) -> dict[str, Message]:
         """What to ask for the shares, with what the others say that they were told of the survivors."""
         tags = torch.zeros(len(tally.survivors), KEY, dtype=torch.uint8)
-        replies = dict(self._ask("secure_confirm", dict.fromkeys(tally.survivors, asked), lambda _: {"tags": tags}))
+        replies = dict(self._ask("secure_confirm", dict.fromkeys(tally.survivors, request), lambda _: {"tags": tags}))
         told: dict[str, Message] = {}
         for name in replies:
             column, others = tally.survivors.index(name), [other for other in replies if other != name]
             told_tags = torch.stack([replies[other].tensors["tags"][column] for other in others])
-            told[name] = Message({"tags": told_tags}, {**asked.scalars, "confirmed": json.dumps(others)})
+            told[name] = Message({"tags": told_tags}, {**request.scalars, "confirmed": json.dumps(others)})
         return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:

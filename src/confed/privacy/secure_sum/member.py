@@ -144,13 +144,13 @@ class Member:
 
     def _polynomial(self, block: int) -> Callable[[int], int]:
         """The coefficients of a block's polynomial, of which each number has its own; -1 for that of the mask key."""
-        asked = json.dumps([[name, key.seal.hex(), key.mask.hex()] for name, key in sorted(self.keys.items())])
-        purpose = ["polynomial", self.plan.digest, sha256(asked.encode()).hexdigest(), str(block)]
+        public_keys = json.dumps([[name, key.seal.hex(), key.mask.hex()] for name, key in sorted(self.keys.items())])
+        purpose = ["polynomial", self.plan.digest, sha256(public_keys.encode()).hexdigest(), str(block)]
         # 384 bits modulo a prime of 257: as good as uniformly distributed, up to 2^-127.
         return lambda number: int.from_bytes(derived(self.seal_key, "\x1f".join([*purpose, str(number)]), 48), "big")
 
-    def _check(self, heard: Mapping[str, object], known: Sequence[str], what: str) -> None:
-        if self.name not in heard or not set(heard) <= set(known):
+    def _check(self, heard: Mapping[str, object], expected: Sequence[str], what: str) -> None:
+        if self.name not in heard or not set(heard) <= set(expected):
             raise ValueError(f"secure aggregation {self.plan.label!r} of {self.name!r} names wrong clients that {what}")
         if len(heard) < self.plan.threshold:
             raise ValueError(
