@@ -59,6 +59,12 @@ from confed.testing.toy import (
 )
 from lora_federation import LoRAToy
 
+
+def named(value: object) -> str:
+    """A method's name; of everything else nothing."""
+    return type(value).__name__ if isinstance(value, Algorithm) else getattr(value, "__qualname__", "")[:20]
+
+
 Method = Callable[..., Algorithm]
 RANKS = {"client-0": 1}
 SETTINGS: list[tuple[Method, Mapping[str, Any], str]] = [
@@ -134,7 +140,7 @@ SETTINGS: list[tuple[Method, Mapping[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "settings", "message"), SETTINGS, ids=str)
+@pytest.mark.parametrize(("method", "settings", "message"), SETTINGS, ids=named)
 def test_settings_that_cannot_be_are_refused(method: Method, settings: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         method(**settings)
@@ -182,7 +188,7 @@ MODELS: list[tuple[Algorithm, Callable[[], nn.Module], Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "model", "task", "message"), MODELS, ids=str)
+@pytest.mark.parametrize(("method", "model", "task", "message"), MODELS, ids=named)
 def test_models_and_tasks_that_do_not_fit_are_refused(
     method: Algorithm, model: Callable[[], nn.Module], task: Any, message: str
 ) -> None:
@@ -205,7 +211,7 @@ PROTECTIONS: list[tuple[Algorithm, Mapping[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "protection", "message"), PROTECTIONS, ids=str)
+@pytest.mark.parametrize(("method", "protection", "message"), PROTECTIONS, ids=named)
 def test_protections_that_cannot_hold_are_refused(
     method: Algorithm, protection: Mapping[str, Any], message: str
 ) -> None:
@@ -213,7 +219,7 @@ def test_protections_that_cannot_hold_are_refused(
         toy_setup(replace(method, **protection))
 
 
-@pytest.mark.parametrize("method", [FedMD(), PmcmFL(), ModalityFill("mean"), ModalityFill("token")], ids=repr)
+@pytest.mark.parametrize("method", [FedMD(), PmcmFL(), ModalityFill("mean"), ModalityFill("token")], ids=named)
 def test_methods_that_average_no_updates_have_no_protection(method: Algorithm) -> None:
     assert all(method.unsupported_reason(protection) for protection in get_args(Protection))
     assert not any(ModalityFill().unsupported_reason(protection) for protection in get_args(Protection))

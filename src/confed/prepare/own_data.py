@@ -489,7 +489,7 @@ def _labels(folder: Path, clients: int) -> Found | None:
         return Found("labels", "labelled_pictures", options, saw, uses)
     if single <= len(entries) / 2:
         return None
-    given = [value for entry in entries for value in as_list(entry.get("label"))]
+    given = chain.from_iterable(as_list(entry.get("label")) for entry in entries)
     classes = Counter(filter(None, map(plain_text, given)))
     owners: list[str] = []
     shares = _by_owner(entries, "domain", owners)
