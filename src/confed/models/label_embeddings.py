@@ -34,7 +34,7 @@ def clip_text_encoder(source: Path | str) -> Encode:
     from transformers import CLIPTextModelWithProjection
 
     model = published(CLIPTextModelWithProjection, source, 0).eval()
-    tokenizer, longest = _tokenizer(source), int(model.config.max_position_embeddings)
+    tokenizer, longest = tokenizer_of(source), int(model.config.max_position_embeddings)
 
     def encode(texts: Sequence[str]) -> Tensor:
         with torch.no_grad():
@@ -51,7 +51,7 @@ def sentence_encoder(source: Path | str) -> Encode:
     model: Any = published(AutoModel, source, 0)
     model.eval()
     longest = int(getattr(model.config, "max_position_embeddings", 512))
-    tokenizer = _tokenizer(source)
+    tokenizer = tokenizer_of(source)
 
     def encode(texts: Sequence[str]) -> Tensor:
         tokens = _tokens(tokenizer, texts, longest)
@@ -63,7 +63,7 @@ def sentence_encoder(source: Path | str) -> Encode:
     return encode
 
 
-def _tokenizer(source: Path | str) -> Any:
+def tokenizer_of(source: Path | str) -> Any:
     from transformers import AutoTokenizer
 
     where = Path(source).expanduser()

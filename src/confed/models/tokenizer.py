@@ -52,11 +52,20 @@ def known_words(tokenizer: object) -> tuple[str, ...]:
     return tuple(tokenizer.words) if isinstance(tokenizer, KnowsWords) else ()
 
 
-class _FixedLength:
-    """A tokenizer of the library whose sequences all have the same length."""
+class FixedLength:
+    """A tokenizer of the library whose sequences all have the same length.
 
-    _tokenizer: "tokenizers.Tokenizer"
-    max_length: int
+    Args:
+        tokenizer: it gets this length.
+        max_length: tokens of every text, those that mark its ends and padding included.
+        pad: the token that fills shorter texts.
+    """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", max_length: int, pad: str = "[PAD]") -> None:
+        check_length(max_length)
+        self._tokenizer, self.max_length = tokenizer, max_length
+        tokenizer.enable_truncation(max_length)
+        tokenizer.enable_padding(length=max_length, pad_id=tokenizer.token_to_id(pad), pad_token=pad)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
@@ -81,7 +90,7 @@ class _FixedLength:
         return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
 
 
-class WordTokenizer(_FixedLength):
+class WordTokenizer(FixedLength):
     """WordPiece over a word list; implements :class:`confed.data.encode.Tokenizer`.
 
     Text is lower-cased, accents and punctuation are dropped, and words are split at white space. A known word
@@ -99,8 +108,6 @@ class WordTokenizer(_FixedLength):
         self.words = tuple(dict.fromkeys(word.lower() for word in words))
         if not self.words:
             raise ValueError("words must name at least one word, got an empty list")
-        check_length(max_length)
-        self.max_length = max_length
         self.vocabulary = tuple(dict.fromkeys(SPECIAL_TOKENS + SUFFIXES + self.words))
         # The stubs miss some constructors of the normalizers.
         steps: list[Any] = [
@@ -110,8 +117,8 @@ class WordTokenizer(_FixedLength):
             normalizers.Replace(tokenizers.Regex(r"[^\w\s]|_"), " "),
         ]
         vocabulary = {token: index for index, token in enumerate(self.vocabulary)}
-        self._tokenizer = _word_piece(vocabulary, normalizers.Sequence(steps), pre_tokenizers.Whitespace())
-        _fix_length(self._tokenizer, max_length)
+        pieces = _word_piece(vocabulary, normalizers.Sequence(steps), pre_tokenizers.Whitespace())
+        super().__init__(pieces, max_length)
 
     def save(self, directory: Path | str) -> None:
         """Writes the two files of a tokenizer folder, for :meth:`load` and for ``AutoTokenizer``."""
@@ -136,12 +143,8 @@ class WordTokenizer(_FixedLength):
         return cls([word for word, _ in vocabulary if word not in skip], content["truncation"]["max_length"])
 
 
-class BertTokenizer(_FixedLength):
+class BertTokenizer(FixedLength):
     """BERT's uncased WordPiece; implements :class:`confed.data.encode.Tokenizer`."""
-
-    def __init__(self, tokenizer: "tokenizers.Tokenizer", max_length: int = 40) -> None:
-        self._tokenizer, self.max_length = tokenizer, max_length
-        _fix_length(self._tokenizer, max_length)
 
 
 def check_length(max_length: int, unit: str = "word") -> None:
@@ -195,9 +198,3 @@ def _word_piece(vocabulary: dict[str, int], normalizer: Any, pre_tokenizer: Any)
         single="[CLS] $A [SEP]", special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     )
     return tokenizer
-
-
-def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:
-    pad = tokenizer.token_to_id("[PAD]")
-    tokenizer.enable_truncation(max_length)
-    tokenizer.enable_padding(length=max_length, pad_id=pad, pad_token="[PAD]")

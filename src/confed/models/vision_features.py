@@ -46,7 +46,7 @@ class VisionEncoder:
         with torch.inference_mode():
             output: Any = self.model(pixel_values=((pixels - self.mean) / self.std).to(device))
         patch: Any = getattr(self.model.config, "patch_size", None)
-        plane = _plane(output.last_hidden_state, self.size // patch if isinstance(patch, int) else 0)
+        plane = plane_of(output.last_hidden_state, self.size // patch if isinstance(patch, int) else 0)
         if max(plane.shape[2:]) > self.grid:
             plane = F.adaptive_avg_pool2d(plane, (min(plane.shape[2], self.grid), min(plane.shape[3], self.grid)))
         boxes = np.repeat(grid_boxes(*plane.shape[2:])[None], len(pictures), axis=0)
@@ -60,7 +60,7 @@ class VisionEncoder:
             yield from zip(regions.features, regions.boxes, strict=True)
 
 
-def _plane(states: Tensor, patches: int) -> Tensor:
+def plane_of(states: Tensor, patches: int) -> Tensor:
     """The last states as a picture, (B, d, h, w)."""
     if states.ndim == 4:
         return states
@@ -94,12 +94,12 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
     if reads != "pixel_values":
         raise ValueError(f"{name!r} must read pictures, it reads {reads!r}")
     size = getattr(config, "image_size", 224)
-    mean, std = _colours(name)
+    mean, std = colours_of(name)
     side = size if isinstance(size, int) else size[0]
     return VisionEncoder(model.to(device), side, mean, std, grid, f"{PREFIX}{name}#{grid}")
 
 
-def _colours(name: str) -> tuple[Sequence[float], Sequence[float]]:
+def colours_of(name: str) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and standard deviation of the colour channels, as the checkpoint has them."""
     from transformers.image_processing_base import ImageProcessingMixin
 

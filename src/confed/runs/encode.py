@@ -29,7 +29,7 @@ from confed.registry import models
 from confed.runs.combinations import check_combination, combination
 from confed.runs.dataset import Source, load_source, picture_table_id
 
-TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision")
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision", "text")
 """Options of models that their tokenizers depend on."""
 MOST_CANDIDATES = 5000
 """Answers of a dataset that a model which writes freely can choose from; with more, it writes only."""
