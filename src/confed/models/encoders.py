@@ -22,7 +22,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
 from confed.models.finetuning import Finetunable, Places
-from confed.models.heads import answer_head, count
+from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import needed, picture_fit, picture_side
 from confed.models.label_embeddings import tokenizer_of
 from confed.models.layers import seeded_linear
@@ -248,8 +248,8 @@ def _pair(
     vision: str = "google/mobilenet_v2_1.0_224",
     text: str = "",
     fusion: Fusion = "linear",
-    width: int = 256,
-    layers: int = 1,
+    width: COUNT = 256,
+    layers: COUNT = 1,
     max_length: int = 32,
     dropout: float = 0.0,
     seed: int,
