@@ -4,7 +4,7 @@ Below ``root``: ``instances_{split}.json``, also in ``annotations/``, and the sp
 in ``images/`` or in ``images.tar``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -75,7 +75,7 @@ def coco(
             test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
     folder = options.folder
-    groups: Mapping[str, str] = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
+    groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
     bare = [name for name, group in groups.items() if not group]
     if level == "supercategory" and bare:
         raise ValueError(f"level supercategory needs one of every category, and {bare[0]!r} has none in {train}")

@@ -36,7 +36,9 @@ COCO_SUPERCATEGORIES = (
 
 _GROUP_SIZES = (1, 8, 5, 10, 5, 10, 7, 10, 6, 6, 5, 7)
 
-COCO_GROUPS = dict(zip(COCO_LABELS, np.repeat(COCO_SUPERCATEGORIES, _GROUP_SIZES).tolist(), strict=True))
+COCO_GROUPS: dict[str, str] = dict(
+    zip(COCO_LABELS, np.repeat(COCO_SUPERCATEGORIES, _GROUP_SIZES).tolist(), strict=True)
+)
 """Category -> its group; the categories of a group have neighbouring ids."""
 
 
