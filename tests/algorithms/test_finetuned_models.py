@@ -42,10 +42,20 @@ def ran(settings: Sequence[str]) -> tuple[ServerState, ServerState]:
     return start["main"], servers["main"]
 
 
-@pytest.mark.parametrize("model", [VILT, HF], ids=["vilt", "idefics3"])
 @pytest.mark.parametrize("method", METHODS)
-def test_each_method_changes_what_is_finetuned(method: str, model: tuple[str, ...]) -> None:
-    before, after = ran([*model, *METHODS[method]])
+def test_each_method_changes_what_is_finetuned(method: str) -> None:
+    changes_what_is_finetuned([*VILT, *METHODS[method]])
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("feddat", "flexlora"))) for name in METHODS]
+)
+def test_each_method_changes_what_is_finetuned_of_a_chat_model(method: str) -> None:
+    changes_what_is_finetuned([*HF, *METHODS[method]])
+
+
+def changes_what_is_finetuned(settings: list[str]) -> None:
+    before, after = ran(settings)
     assert any(not torch.equal(tensor, after.params[name]) for name, tensor in before.params.items())
 
 

@@ -114,14 +114,14 @@ def shares_one_model(name: str, folder: Path) -> None:
     torch.testing.assert_close(scores(trained.model, trained.tokenizer), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["fedex_lora", "feddpa"])
+@pytest.mark.parametrize("name", ["feddpa"])
 def test_views_and_exports_are_one_model(name: str, tmp_path: Path) -> None:
     shares_one_model(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [n for n, (says, _) in METHODS.items() if says == "alone" and n not in ("fedex_lora", "feddpa", "fedkd")]
+    "name", [n for n, (says, _) in METHODS.items() if says == "alone" and n not in ("feddpa", "fedkd")]
 )
 def test_views_and_exports_are_one_model_of_others(name: str, tmp_path: Path) -> None:
     shares_one_model(name, tmp_path)

@@ -186,12 +186,12 @@ def equal_scores(families: list[str], root: Path, *, merged: bool = True) -> Non
         assert answer == says, name
 
 
-def test_readmes_of_two_families_give_the_runs_scores(tmp_path: Path) -> None:
-    equal_scores(["llava", "qwen2_5_vl"], tmp_path)
+def test_readme_of_a_family_gives_the_runs_scores(tmp_path: Path) -> None:
+    equal_scores(["llava"], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*sorted(set(HERE) - {"llava", "qwen2_5_vl"}), *OTHERS])
+@pytest.mark.parametrize("family", [*sorted(set(HERE) - {"llava"}), *OTHERS])
 def test_readme_of_other_family_gives_the_runs_scores(family: str, tmp_path: Path) -> None:
     equal_scores([family], tmp_path)
 
@@ -214,6 +214,7 @@ def test_readmes_of_classifiers_give_the_runs_scores(tmp_path: Path) -> None:
         assert answer == says
 
 
+@pytest.mark.slow
 def test_made_up_and_packaged_bases_are_in_the_export(tmp_path: Path) -> None:
     run(load_recipe("fedvqa_scenes", [*CHAT, "model.source=tiny:llava"]).method("fedavg"), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "out", personal=False)

@@ -20,10 +20,9 @@ from confed.measures.top5 import Top5
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
 from confed.report.figures.save import save_figures
-from confed.report.over_models import model_studies
 from confed.report.report import render
-from confed.report.tables.columns import Context, MethodRow, _bleu4, _recall, columns_of
-from confed.report.tables.models import model_table, model_tables
+from confed.report.tables.columns import Context, MethodRow, _caption_column, _recall_column, columns_of
+from confed.report.tables.models import model_studies, model_table, model_tables
 from confed.report.tables.paper import paper_table
 from confed.results.records import record_of
 from confed.results.runs import RunResults, load
@@ -179,8 +178,8 @@ def test_evaluations_tracking_sweeps_and_tables_over_models_have_them(study: Pat
     ("key", "read"),
     [
         ("test_metrics", lambda run: record_of(run).value("top-5 accuracy, personal on own data")),
-        ("test_metrics", _recall(View.PERSONAL, "top-5")),
-        ("bleu4", _bleu4(View.PERSONAL)),
+        ("test_metrics", _recall_column("top-5", View.PERSONAL, "").value),
+        ("bleu4", _caption_column("BLEU-4", View.PERSONAL).value),
         ("personal", lambda run: run.summary.headline("personal_mean")),
     ],
     ids=["measure", "recall", "BLEU", "headline"],

@@ -15,7 +15,9 @@ pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-unbatchable_reason = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+FAST = "first_federation"
+"""The notebook that runs in CI."""
 
 
 FEWER = (
@@ -56,7 +58,10 @@ def errors(content: Any) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@unbatchable_reason
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != FAST), id=path.stem) for path in NOTEBOOKS],
+)
 def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, in a kernel of its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
@@ -65,7 +70,7 @@ def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path, monk
     assert errors(executed(with_fewer(notebook, tmp_path), tmp_path)) == []
 
 
-@unbatchable_reason
+@every_notebook
 def test_stored_outputs_are_there_and_name_no_machine(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
     nbformat.validate(content)

@@ -109,7 +109,9 @@ def test_training_and_test_rows_have_what_their_pass_reads(tmp_path: Path) -> No
     assert len({table.tables[0].columns["text"].shape[1] for table in data.clients.values()}) == 1
 
 
-@pytest.mark.parametrize("algorithm", ["central", "sp", "fedp3", "st", "moon"])
+@pytest.mark.parametrize(
+    "algorithm", ["central", "fedp3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sp", "st", "moon"))]
+)
 def test_methods_that_compare_features_or_scores_run_on_chosen_answers(algorithm: str, tmp_path: Path) -> None:
     losses = []
     for weight in (0.0, 30.0):
@@ -168,7 +170,9 @@ def own_data(folder: Path) -> str:
     return str(folder / "own")
 
 
-@pytest.mark.parametrize("family", ["idefics3", "gemma3", "llava"])
+@pytest.mark.parametrize(
+    "family", ["llava", *(pytest.param(name, marks=pytest.mark.slow) for name in ("idefics3", "gemma3"))]
+)
 def test_own_conversations_with_several_pictures_run(family: str, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.partition("[data]")[0] + OWN.replace("ROOT", own_data(tmp_path)))
     recipe = load_recipe(tmp_path / "tiny.toml", [f"model.source=tiny:{family}", "task.metric=f1", "data.turns=last"])

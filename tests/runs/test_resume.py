@@ -15,9 +15,9 @@ from confed.results.folder import RunFolder
 from confed.runs.run import run
 
 TINY = (
-    "algorithm.name=fedp3", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=60",
-    "data.validation=20", "data.test=20", "local.epochs=2", "run.rounds=4", "run.workers=1", "run.gallery=1",
-    "run.evaluate_examples=20",
+    "algorithm.name=fedp3", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
+    "data.validation=8", "data.test=8", "local.batch_size=8", "local.epochs=2", "run.rounds=4", "run.workers=1", "run.gallery=1",
+    "run.evaluate_examples=8",
 )  # fmt: skip
 CHILD = "import sys; from confed.cli import main; sys.argv = ['confed', *sys.argv[1:]]; main()"
 
@@ -148,7 +148,7 @@ def _kill_and_resume(folder: Path, recipe: Path, kills: int, rng: random.Random)
 
 def test_killed_at_random_moments(tmp_path: Path, reference: dict[str, bytes]) -> None:
     folder = tmp_path / "run"
-    kills = _kill_and_resume(folder, _recipe_file(tmp_path), 2, random.Random(os.getpid()))
+    kills = _kill_and_resume(folder, _recipe_file(tmp_path), 1, random.Random(os.getpid()))
     assert _bytes(folder) == reference
     print(f"{kills} kills")
 

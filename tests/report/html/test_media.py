@@ -17,7 +17,7 @@ from confed.recipes.recipe import load_recipe
 from confed.report.html import media
 from confed.report.report import render
 from confed.results.runs import load
-from confed.runs import media as recorded
+from confed.runs import samples as recorded
 from confed.runs.run import run
 from html_page import Page
 from modal_examples import recipe_file
