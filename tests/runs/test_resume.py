@@ -16,8 +16,8 @@ from confed.runs.run import run
 
 TINY = (
     "algorithm.name=fedp3", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
-    "data.validation=8", "data.test=8", "local.batch_size=8", "local.epochs=2", "run.rounds=4", "run.workers=1", "run.gallery=1",
-    "run.evaluate_examples=8",
+    "data.validation=8", "data.test=8", "local.batch_size=8", "local.epochs=2", "run.rounds=4", "run.workers=1",
+    "run.gallery=1", "run.evaluate_examples=8",
 )  # fmt: skip
 CHILD = "import sys; from confed.cli import main; sys.argv = ['confed', *sys.argv[1:]]; main()"
 
