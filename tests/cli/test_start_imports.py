@@ -53,7 +53,12 @@ def test_help_needs_no_numerical_library():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "families"), [("captions_scenes", None), ("fedvqa_scenes", {"vilt"}), ("fedlgt_scenes", {"resnet"})]
+    ("recipe", "families"),
+    [
+        ("fedvqa_scenes", {"vilt"}),
+        pytest.param("captions_scenes", None, marks=pytest.mark.slow),
+        pytest.param("fedlgt_scenes", {"resnet"}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_way_to_the_first_round_imports_what_the_network_needs(
     tmp_path: Path, recipe: str, families: set[str] | None

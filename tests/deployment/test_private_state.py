@@ -228,7 +228,7 @@ def test_every_site_has_the_simulator_s_models(
     assert exit_code(asked) == 0
     assert json.loads(capsys.readouterr().out) == expected
     assert exit_code(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"]) == 0
-    assert load_exported(tmp_path / "exported", "cold").predict(picture, question)["answers"] == expected["answers"]
+    assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
 
 
 def test_a_site_that_answers_no_evaluations_keeps_its_models_all_the_same(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deployment": BELOW_RUNS | {"runs"},
     "unlearning": BELOW_RUNS - {"report", "tracking"} | {"runs"},
     "analysis": BELOW_RUNS | {"runs", "inference"},
-    "api": BELOW_RUNS | {"runs", "studies", "inference"},
+    "api": BELOW_RUNS | {"runs", "studies", "inference", "testing"},
     "cli": set(LAYER) - {"cli"},
 }
 ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}

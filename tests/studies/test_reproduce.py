@@ -482,7 +482,7 @@ def test_row_without_values_of_seeds_is_judged_by_its_means(table: Path, run: Ru
     )
 
 
-def one_seed(content: dict[str, Any], offset: float = 0.0) -> None:
+def one_seed(content: dict[str, Any]) -> None:
     """A table's row of seed 1 alone, of which only the mean over seeds is stated, without an interval."""
     row = content["rows"][1]
     values = row["figures"]["1"]
@@ -491,15 +491,19 @@ def one_seed(content: dict[str, Any], offset: float = 0.0) -> None:
         for key, value in values.items()
         if "/" not in key
     }
-    metrics["global_seen_mean"]["mean"] += offset
     row.update(seeds=[1], figures={}, metrics=metrics)
+
+
+def higher(content: dict[str, Any]) -> None:
+    """A table's second row with another mean."""
+    content["rows"][1]["metrics"]["global_seen_mean"]["mean"] += 0.01
 
 
 def test_means_of_one_seed_are_that_seeds_figures_and_named_where_they_differ(table: Path, run: RunResults) -> None:
     verdict = judge(changed(table, one_seed, "fedavg"), run)
     assert (verdict.word, verdict.where) == ("equal figures", ())
     assert {figure.mean_of for figure in verdict.figures.values()} == {1}
-    verdict = judge(changed(table, lambda content: one_seed(content, 0.01), "fedavg"), run)
+    verdict = judge(changed(table, higher, "fedavg"), run)
     assert verdict.word == "different"
     assert [line.partition(":")[0] for line in verdict.where[:-1]] == ["global_seen_mean"]
     assert verdict.where[-1].startswith("no figure has an interval in which another run is expected")

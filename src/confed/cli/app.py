@@ -102,6 +102,9 @@ _EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run stud
 Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C, 143 asked to end
 (SIGTERM)."""
 
+KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "task"}
+"""Section of a recipe -> kind of what it names."""
+
 MOST_COLUMNS = 250  # width up to which a table of figures is printed in full
 app = typer.Typer(
     name="confed",

@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from confed.cli.app import KIND_OF
+
 Known = dict[str, list[str]]
-KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "task"}
-"""Section of a recipe -> kind of what it names."""
 
 
 def _known() -> Known:

@@ -14,8 +14,8 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from confed import registry
+from confed.cli.app import KIND_OF
 from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
-from confed.cli.completion import KIND_OF
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range

@@ -1,7 +1,7 @@
 """What a module of :mod:`confed.report.sections` declares: sections of the page, and words for a kind of data.
 
-Its ``SECTIONS`` are in the page, and their figures among those of ``confed figures``, without a line elsewhere. What
-only one method or paper has stands in a module of its own.
+Its ``SECTIONS`` are in the page, and their figures among those of ``confed report --figures``, without a line
+elsewhere. What only one method or paper has stands in a module of its own.
 """
 
 import importlib
@@ -42,7 +42,7 @@ class Section:
         place: sections stand in the order of these numbers.
         html: its content; a section without any is left out.
         wants: whether a study has what it shows.
-        figures: name of a file of ``confed figures`` -> what draws it.
+        figures: name of a file of ``confed report --figures`` -> what draws it.
     """
 
     anchor: str

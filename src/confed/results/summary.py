@@ -85,7 +85,7 @@ def words(value: object) -> dict[str, str]:
 
 def whole(value: Any) -> int:
     """A whole number; 0 where there is none."""
-    return int(value or 0)
+    return int(0 if value is None else value)
 
 
 def average(values: Sequence[float | None]) -> float | None:

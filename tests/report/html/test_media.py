@@ -44,7 +44,7 @@ def file(samples: np.ndarray, channels: int = 1, width: int = 2) -> str:
 
 def test_a_recording_is_kept_as_a_wav_file_of_the_same_samples() -> None:
     clip = np.arange(-300, 300)
-    kept = recorded.kept_sound(sounds(np.ones(5), clip, rate=16000), 1)
+    kept = recorded._sound(sounds(np.ones(5), clip, rate=16000), 1)
     with wave.open(io.BytesIO(base64.b64decode(kept["wav"]))) as found:
         assert (found.getnchannels(), found.getsampwidth(), found.getframerate()) == (1, 2, 16000)
         assert np.frombuffer(found.readframes(1000), "<i2").tolist() == clip.tolist()
@@ -56,7 +56,7 @@ def test_a_recording_is_kept_as_a_wav_file_of_the_same_samples() -> None:
 
 
 def test_a_long_recording_is_cut_and_the_card_says_so() -> None:
-    kept = recorded.kept_sound(sounds(np.ones(96_000)), 0)
+    kept = recorded._sound(sounds(np.ones(96_000)), 0)
     recording = media.read(kept)
     assert recording is not None
     assert len(recording.samples) == recorded.LONGEST // 2
@@ -78,7 +78,7 @@ def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() 
     # 256 samples for 128 strokes: two each, of which one is 0.
     samples = np.zeros(256)
     samples[0], samples[129], samples[254] = 1000, -500, 250
-    kept = recorded.kept_sound(sounds(samples), 0)
+    kept = recorded._sound(sounds(samples), 0)
     html = media.player(media.read(kept))  # type: ignore[arg-type]
     strokes = [tuple(map(float, found)) for found in re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)]
     assert len(strokes) == 128
@@ -91,7 +91,7 @@ def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() 
 
 
 def test_a_silent_recording_is_a_flat_line() -> None:
-    html = media.player(media.read(recorded.kept_sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
+    html = media.player(media.read(recorded._sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
     assert set(re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)) == {("32.5", "31.5")}
 
 
@@ -101,7 +101,7 @@ def test_a_silent_recording_is_a_flat_line() -> None:
 def test_of_a_long_series_evenly_spread_steps_are_kept_the_last_one_too() -> None:
     values = np.arange(1000 * 8, dtype=np.float32).reshape(1000, 8)
     series = Series(values, np.array([0, 300, 1000]), tuple("abcdefgh"))
-    kept = recorded.kept_series(series, 1)
+    kept = recorded._series(series, 1)
     assert kept["steps"] == 700
     assert (len(kept["values"]), len(kept["values"][0])) == (recorded.CHANNELS, recorded.STEPS)
     assert kept["values"][0][0] == values[300, 0]

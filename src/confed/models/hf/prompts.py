@@ -75,9 +75,10 @@ def read_processor(where: str, source: str, revision: str = "") -> Any:
             else:
                 processor = AutoProcessor.from_pretrained(where, trust_remote_code=False, **options)
     except (ImportError, ValueError) as error:
-        lacking = "torchvision" in str(error) and find_spec("torchvision") is None
-        if isinstance(error, ImportError) or lacking:
-            raise ValueError(missing(source, error)) from error
+        cause = error.__cause__ or error  # what the library said, not cut
+        lacking = "torchvision" in str(cause) and find_spec("torchvision") is None
+        if isinstance(cause, ImportError) or lacking:
+            raise ValueError(missing(source, cause)) from error
         raise
     if not hasattr(processor, "image_processor") or not hasattr(processor, "tokenizer"):
         raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(processor).__name__}")
@@ -124,7 +125,7 @@ def _read(kind: Any, where: str, options: dict[str, Any]) -> Any:
     return processor_kind.from_args_and_dict([read.get(name) for name in kind.get_attributes()], settings)
 
 
-def missing(source: str, error: Exception) -> str:
+def missing(source: str, error: BaseException) -> str:
     """One line that names the library that a processor needs, and what to do."""
     text = _line(error)
     name = next((library for library in _LIBRARIES if library in text.lower()), None)
@@ -132,7 +133,7 @@ def missing(source: str, error: Exception) -> str:
     return f"the processor of {source!r} needs {what}, which is not installed: {EXTRA}"
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 

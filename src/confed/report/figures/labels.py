@@ -147,7 +147,7 @@ def co_occurrence_figure(label: str, matrix: Mapping[str, Any], name: str) -> Dr
 
 
 def co_occurrence_of(study: StudyResults) -> Drawing | None:
-    """For a file: of the study's first run that has counts; with ``--methods`` of ``confed figures``, of that row."""
+    """For a file: of the study's first run that has counts; with ``--methods``, of that row."""
     panels = [(run.label, matrix) for run in study.runs if run.complete and (matrix := co_occurrence(run))]
     return co_occurrence_figure(*panels[0], name=f"together {study.recipe}") if panels else None
 
