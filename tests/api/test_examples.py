@@ -62,6 +62,7 @@ def test_every_public_function_and_method_has_an_example() -> None:
     assert wanted <= there
 
 
+@pytest.mark.slow
 def test_blocks_of_the_page(folder: Path, monkeypatch: Patch) -> None:
     (folder / "page").mkdir()
     monkeypatch.chdir(folder / "page")

@@ -30,7 +30,7 @@ PACKAGED = {"hf": "smolvlm_mini", "clip": "clip_mini"}
 )
 def test_every_registered_model_keeps_the_contract(name: str):
     known = {"answers": ["yes", "no"], "vocab_size": 92, "region_width": 8, "words": ("a", "b"), "seed": 0,
-             "picture_size": (32, 32), "source": PACKAGED.get(name, "")}  # fmt: skip
+             "picture_size": (32, 32), "source": PACKAGED.get(name, ""), "vision": "tiny:resnet"}  # fmt: skip
     given = {key: value for key, value in known.items() if key in signature(models[name]).parameters}
     assert all(result == "passed" for _, result in check_model(create_model(name, **given)))
 

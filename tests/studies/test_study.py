@@ -303,6 +303,7 @@ def _bytes(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     open_study(tiny("local,fedavg", "run.rounds=3"), tmp_path / "whole", [0, 1])
     run_study(tmp_path / "whole")
