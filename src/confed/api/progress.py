@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from html import escape as escape_html
@@ -45,7 +46,7 @@ def escape(text: str) -> str:
     return markup(visible(text))
 
 
-class _Jobs:
+class _Jobs(ABC):
     """What displays of a series of jobs have in common: titles, counts, and which text an event is."""
 
     def __init__(self) -> None:
@@ -82,23 +83,27 @@ class _Jobs:
         """A text about one job."""
         return f"{title}: {text}"
 
+    @abstractmethod
     def _line(self, text: str) -> None:
-        raise NotImplementedError
+        """A line above what is under way."""
 
     def _warn(self, text: str) -> None:
         self._line(f"warning: {text}")
 
-    def _begin(self) -> None:
-        pass
+    def _begin(self) -> None:  # noqa: B027 - not every display has something to begin
+        """All jobs begin."""
 
+    @abstractmethod
     def _start(self, event: JobStarted, title: str) -> None:
-        raise NotImplementedError
+        """A job begins."""
 
+    @abstractmethod
     def _progress(self, event: JobProgress, title: str, run: RunProgress) -> None:
-        raise NotImplementedError
+        """A job goes on."""
 
+    @abstractmethod
     def _end(self, event: JobEnded, title: str, text: str) -> None:
-        raise NotImplementedError
+        """A job has ended."""
 
 
 class Display(_Jobs):

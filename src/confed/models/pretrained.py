@@ -252,14 +252,16 @@ def unread_because(error: Exception) -> str:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Context in which the library draws no bars between the lines of a run."""
+    """Context in which the library draws no bars and no tables of unused tensors between the lines of a run."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
