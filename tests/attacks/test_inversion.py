@@ -55,12 +55,6 @@ def test_noise_on_the_activations_takes_it_away() -> None:
     assert result.explained < 0.1
 
 
-def test_a_decoder_of_activations_that_say_nothing_is_no_better_than_the_mean() -> None:
-    own, truth = inputs(400, 1), inputs(100, 2)
-    decoder = fit_decoder(torch.randn(400, 8, generator=rng(6)), own, rng(3), epochs=10)
-    assert judge(decoder(torch.randn(100, 8, generator=rng(7))), truth, own.mean(0)).explained < 0.05
-
-
 def test_the_search_finds_the_input_and_leaves_padding_alone() -> None:
     own, truth = inputs(300, 1), inputs(5, 2).clamp(-4, 6)
     truth[0, 2] = 0

@@ -26,7 +26,6 @@ from confed.attacks.trojan import (
     fit_head,
     inserted,
     last_words,
-    nearest_words,
     surrogate_loss,
     truth_loss,
     with_words,
@@ -284,14 +283,6 @@ def test_what_cannot_be_attacked_is_refused() -> None:
         Trojan()(batch, truth_loss(model), _rng())
     with pytest.raises(ValueError, match="no gradient"):
         Trojan()(batch, lambda b: torch.zeros(3), _rng(), visual=("regions", BOUNDS))
-
-
-def test_nearest_words_leave_out_the_one_that_is_replaced() -> None:
-    text = _text(Linear())
-    table = text.embedding.weight
-    assert nearest_words(table[[5]], text, torch.tensor([4])).tolist() == [5]
-    others = {w: float((table[w] - table[5]).norm()) for w in (4, 6, 7)}
-    assert nearest_words(table[[5]], text, torch.tensor([5])).tolist() == [min(others, key=others.__getitem__)]
 
 
 # Finished runs ---------------------------------------------------------------------------------------------
