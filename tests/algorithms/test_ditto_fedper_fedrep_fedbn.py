@@ -14,7 +14,6 @@ from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.fedbn import FedBN
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.fedrep import FedRep
-from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
@@ -251,14 +250,6 @@ def test_ditto_goes_fedavgs_way_on_the_server() -> None:
             assert one.losses == other.losses
             wanted = other.servers["main"].params
             assert all(torch.equal(t, wanted[n]) for n, t in one.servers["main"].params.items())
-
-
-def test_ditto_without_the_pull_is_local_only() -> None:
-    # Full batches: the two methods shuffle differently, and here the order does not matter.
-    _, ditto, _ = simulated(toy_setup(Ditto(0.0), local=FULL, noisy=False))
-    _, alone, _ = simulated(toy_setup(LocalOnly(), local=FULL, noisy=False))
-    for name in CLIENTS:
-        assert close(ditto.load(name).tensors["personal"], alone.load(name).tensors["private"])
 
 
 def test_ditto_shuffles_its_own_training_anew() -> None:

@@ -96,13 +96,6 @@ def test_without_clip_and_noise_at_full_rank_both_prompts_take_the_plain_step() 
         torch.testing.assert_close(state.tensors["personal"][CONTEXT], start.context.vectors.detach() - step)
 
 
-def test_the_context_travels_alone_and_no_loss_with_it() -> None:
-    outcome = run(toy_setup(DPFPL(example_privacy=ExamplePrivacy(noise=1.0))))
-    sent = [reply.message for _, call, reply in outcome.replies if call.action == "fit"]
-    assert all(set(message.tensors) == {CONTEXT} and not message.scalars for message in sent)
-    assert all(set(state.tensors["private"]) == {"private_context.vectors"} for state in outcome.states.values())
-
-
 def test_the_same_seed_gives_the_same_noise_unless_the_operating_system_draws_it() -> None:
     def context(repeatable: bool, noise: float = 1.0) -> Tensor:
         privacy = ExamplePrivacy(noise=noise, repeatable=repeatable)

@@ -21,7 +21,6 @@ from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.testing.toy import ToyTask
 from lora_federation import RANKS, SCALE, A, B, D, LoRAToy, product, run
-from method_contract import keep_contract, with_and_without_transports
 
 
 def random_factors(ranks: tuple[int, ...], m: int = 7, n: int = 5) -> list[tuple[Tensor, Tensor]]:
@@ -30,19 +29,6 @@ def random_factors(ranks: tuple[int, ...], m: int = 7, n: int = 5) -> list[tuple
 
 
 # Pure functions -------------------------------------------------------------------------------------------------
-
-
-def test_stacked_factors_give_the_weighted_mean_of_the_products() -> None:
-    factors, weights = random_factors((1, 3, 2)), [12.0, 20.0, 16.0]
-    wanted = np.zeros((7, 5))
-    for (a, b), weight in zip(factors, weights, strict=True):
-        for i in range(7):
-            for j in range(5):
-                wanted[i, j] += weight / 48 * sum(float(b[i, r]) * float(a[r, j]) for r in range(len(a)))
-    a, b = stack(factors, weights)
-    assert a.shape == (6, 5)
-    assert b.shape == (7, 6)
-    np.testing.assert_allclose((b @ a).numpy(), wanted, atol=1e-6)
 
 
 def test_the_residual_is_what_the_product_of_the_means_lacks() -> None:
@@ -353,13 +339,6 @@ def test_the_layers_of_the_library() -> None:
 
 
 # The contract, and settings that are refused ----------------------------------------------------------------------
-
-
-@with_and_without_transports
-@pytest.mark.parametrize("preset", ["flora", "fedex_lora", "flexlora", "rolora", "lora_fair", "flora_na", "hetlora"])
-def test_every_preset_keeps_the_contract(preset: Preset, transports: bool) -> None:
-    ran = keep_contract(FedLoRA(preset=preset), transports)
-    assert transports or "survives the wire" in ran
 
 
 def test_every_variant_is_a_row_of_the_rivals() -> None:

@@ -5,14 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.modality_dropout import ModalityDropout, kept
 from confed.algorithms.modality_transformer import ModalityTransformer
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, Simulation
 from confed.federation.local import Local
-from confed.federation.messages import Reply
-from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import modal_clients, toy_setup
 from toy_runs import simulated
 
@@ -39,24 +35,6 @@ def test_gradients_of_the_two_maps_are_as_lambda_to_its_rest(lam: float) -> None
         assert local.abs().max() > 1e-4
         assert torch.allclose((1 - lam) * local, lam * shared, rtol=1e-5, atol=1e-8)
     assert model.get_parameter("embed.audio.local.weight").grad is None
-
-
-@pytest.mark.parametrize("noisy", [False, True])
-def test_lambda_0_is_fedavg_to_the_bit(noisy: bool) -> None:
-    one, _, _ = simulated(modal(ModalityTransformer(lam=0.0, finetune_epochs=0), noisy=noisy))
-    other, _, _ = simulated(modal(FedAvg(), noisy=noisy))
-    mine, theirs = (records[2].servers["main"].params for records in (one, other))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(t, theirs[n]) for n, t in mine.items())
-
-
-def test_equal_maps_are_a_fixed_point_of_aggregation() -> None:
-    setup = modal(ModalityTransformer())
-    params = Simulation(setup, MemoryStore()).start(InProcess(setup).workspace)["main"].params
-    clients = [setup.population.info(k) for k in range(3)]
-    replies = [Reply(c, setup.algorithm.broadcast(ServerState(0, params), c)) for c in clients]
-    after = setup.algorithm.aggregate(ServerState(0, params), replies)
-    assert all(torch.equal(after.params[n], t) for n, t in params.items())
 
 
 def test_local_maps_stay_at_home_and_one_owner_keeps_its_map() -> None:

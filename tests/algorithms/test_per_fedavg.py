@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.mmfed import MMFed
 from confed.algorithms.per_fedavg import PerFedAvg
@@ -117,12 +116,6 @@ def test_rounds_and_personal_models_against_numpy(variant) -> None:
             theta = theta - ALPHA * gradient(k, theta)
         own = store.load(f"client-{k}").tensors["personal"]["theta"][0].numpy()
         assert own == pytest.approx(theta, abs=2e-4)
-
-
-@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.0, adapt_steps=0, weighting="examples"), MMFed(0.0, 0)])
-def test_alpha_0_is_fedavg_to_the_bit(method: Algorithm) -> None:
-    one, other = (simulated(toy_setup(m, rounds=2))[0][1].servers["main"].params for m in (method, FedAvg()))
-    assert all(torch.equal(t, other[n]) for n, t in one.items())
 
 
 def test_mmfed_is_first_order_and_weighted_by_size() -> None:

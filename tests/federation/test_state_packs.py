@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from confed.federation.checkpoint import PACKED, Checkpoint, Checkpoints
-from confed.federation.directory_store import CorruptCheckpoint, CutPack, DirectoryStore, StatePacks
+from confed.federation.directory_store import CorruptCheckpoint, DirectoryStore, StatePacks
 from confed.federation.state import ClientState, ServerState
 
 
@@ -183,20 +183,6 @@ def test_copies_and_removed_groups(tmp_path: Path):
     assert (left.load("c2").tensors, left.load("c3").tensors.keys()) == ({}, {"personal"})
     left.verify(3)
     assert state(22.0).tensors["personal"]["w"].numpy().tobytes() not in (tmp_path / "a/000002.states").read_bytes()
-
-
-def test_a_checkpoint_seals_the_states_that_it_relies_on(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path)
-    for round in (1, 2):
-        checkpoints.store.begin(round)
-        checkpoints.store.save("c0", state(float(round)))
-        checkpoints.save(Checkpoint(round, {"main": ServerState(round, {"w": torch.ones(1)})}, 0))
-    assert Checkpoints(tmp_path).latest()[0].round == 2
-    StatePacks(tmp_path / "clients").check(2)
-    (tmp_path / "clients" / "000002.states").write_bytes(b"")
-    with pytest.raises(CutPack, match="000002"):
-        StatePacks(tmp_path / "clients").check(2)
-    assert Checkpoints(tmp_path).latest()[0].round == 1
 
 
 def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,22 +9,17 @@ import pytest
 import torch
 from scipy import stats
 
-from confed.algorithms.bicsl import BiCSL
-from confed.algorithms.central import Central
 from confed.algorithms.fedadam import FedAdam
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddc import FedDC
 from confed.algorithms.feddyn import FedDyn
-from confed.algorithms.fedkd import FedKD
 from confed.algorithms.fedlora import FedLoRA
 from confed.algorithms.fedper import FedPer
-from confed.algorithms.local import LocalOnly
 from confed.algorithms.moon import MOON
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
-from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -213,19 +208,6 @@ def test_what_any_method_sends_is_within_the_bound(algorithm: Algorithm) -> None
     assert seen == 6
 
 
-@pytest.mark.parametrize("at", ["client", "server"])
-@pytest.mark.parametrize(
-    "algorithm", [FedAvg(), FedAdam(), FedDyn(), Scaffold(), FedDAT()], ids=lambda a: type(a).__name__
-)
-def test_with_noise_runs_are_repeatable_and_finite(algorithm: Algorithm, at: Any) -> None:
-    noisy = replace(algorithm, update_privacy=UpdatePrivacy(clip=0.5, noise=0.1, at=at))
-    (one, _), (other, _), (plain, _) = federation(noisy), federation(noisy), federation(algorithm)
-    for name, tensor in one["main"].params.items():
-        assert torch.isfinite(tensor.float()).all()
-        assert torch.equal(tensor, other["main"].params[name])
-    assert any(not torch.equal(t, plain["main"].params[n]) for n, t in one["main"].params.items())
-
-
 def test_a_wide_bound_without_noise_changes_nothing_but_weights() -> None:
     plain, _ = federation(FedAvg())
     wide, _ = federation(FedAvg(update_privacy=UpdatePrivacy(clip=1e6)))
@@ -254,22 +236,6 @@ def test_only_updates_may_leave() -> None:
         ValueError, match="the action 'personalise' would send secret, which is neither noised nor masked"
     ):
         offered["personalise"](None, Message())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        (BiCSL(), "must be left out for BiCSL: its clients send activations batch by batch; algorithm.privacy"),
-        (SplitLearning(), "must be left out for Split learning: its clients send activations"),
-        (FedKD(), "must be left out for FedKD: its clients send the factors of a compressed change"),
-        (FedLoRA(preset="flora"), "must be left out for FedLoRA: algorithm.aggregation = 'stack'"),
-        (LocalOnly(), "must be left out for Local only: nothing is sent"),
-        (Central(), "must be left out for Centralised: all data are in one place"),
-    ],
-)
-def test_methods_that_send_no_updates_refuse(algorithm: Algorithm, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"algorithm\.update_privacy {message}"):
-        toy_setup(replace(algorithm, update_privacy=UpdatePrivacy(clip=1.0)))
 
 
 def test_at_the_server_rules_and_corrections_that_are_no_mean_refuse() -> None:

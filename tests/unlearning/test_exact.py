@@ -14,17 +14,16 @@ from scipy.stats import mannwhitneyu
 from command_line import confed as command
 from confed.algorithms.fedavg import FedAvg
 from confed.attacks.membership import attack_auc, example_losses
-from confed.engines.local import Workspace
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
 from confed.federation.protocols import Output
-from confed.federation.state import ClientState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import run
 from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 from confed.unlearning.exact import Approximation, ascend, folder_without, forget
+from toy_runs import client_in
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",
@@ -217,15 +216,9 @@ def test_the_approximation_is_a_run_without_the_client_and_deterministic(single:
 
 def _client() -> tuple[Client, dict[str, torch.Tensor]]:
     setup = toy_setup(FedAvg(), noisy=False)
-    workspace = Workspace(setup.model())
-    info = setup.population.info(0)
-    scopes = workspace.scopes(setup.algorithm, info)
-    client = Client(
-        info, setup.data(info.id), workspace.model, workspace.tensors, setup.task, setup.local, ClientState(), scopes,
-        workspace.initial, 3, 3, 0,
-    )  # fmt: skip
+    client = client_in(setup, "client-0", round=3)
     rng = torch.Generator().manual_seed(1)
-    reference = {n: t + 0.3 * torch.randn(t.shape, generator=rng) for n, t in workspace.initial.items()}
+    reference = {n: t + 0.3 * torch.randn(t.shape, generator=rng) for n, t in client.initial.items()}
     return client, reference
 
 
