@@ -57,7 +57,7 @@ def solution(method: AFL, count: int) -> tuple[Any, Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, 7, 60])
-def test_head_is_that_of_pooled_examples_for_any_number_of_clients(count: int) -> None:
+def test_head_is_that_of_pooled_examples(count: int) -> None:
     setup, found = solution(AFL(ridge=1e-2), count)
     x, label = rows()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_backbones_give_their_features(name: str) -> None:
     assert output.features.shape == (2, method.shape[0] - 1)
 
 
-def test_soft_scores_are_regressed_on_where_several_answers_may_be_right() -> None:
+def test_several_right_answers_are_soft_targets() -> None:
     batch = {"label": torch.tensor([0]), "target": torch.tensor([[0.3, 0.9, 0.0]])}
     assert targets(batch, 3).tolist() == [[1.0, 0.0, 0.0]]
     assert targets(batch, 3, single=False)[0].tolist() == pytest.approx([0.3, 0.9, 0.0])

@@ -169,7 +169,7 @@ def test_the_server_takes_a_step_towards_the_aggregate() -> None:
     assert not torch.allclose(after.params[CONTEXT], mean.params[CONTEXT], atol=1e-4)
 
 
-def test_the_server_trains_on_the_pairs_with_its_own_rate_before_it_sends() -> None:
+def test_the_server_trains_on_the_pairs_before_it_sends() -> None:
     setup = toy_setup(CreamFL(distill_epochs=0, server_lr=0.2), local=STEP)
     pairs, model = public(setup), setup.model()
     assert isinstance(model, ToyPromptModel)
@@ -181,7 +181,7 @@ def test_the_server_trains_on_the_pairs_with_its_own_rate_before_it_sends() -> N
     assert torch.allclose(told.tensors[TEXTS], texts, atol=1e-6)
 
 
-def test_a_client_goes_on_from_its_own_model_and_sends_nothing_of_it() -> None:
+def test_a_client_goes_on_from_its_own_model_and_sends_none() -> None:
     setup = replace(toy_setup(CreamFL(), local=STILL), keep_personal=False)
     model = setup.model()
     assert isinstance(model, ToyPromptModel)
@@ -215,7 +215,7 @@ MIXED = CreamFL(contrast=0.7, temperature=0.4, pictures_only=("client-0",), text
 
 
 @pytest.mark.parametrize(("number", "side"), [(0, 0), (1, 1)])
-def test_a_client_of_one_modality_has_the_terms_of_its_own_by_loops(number: int, side: int) -> None:
+def test_the_loss_of_a_client_of_one_modality_by_loops(number: int, side: int) -> None:
     setup = toy_setup(MIXED, local=STEP)
     pairs, model = public(setup), setup.model()
     assert isinstance(model, ToyPromptModel)
@@ -247,7 +247,7 @@ def test_a_client_of_one_modality_has_the_terms_of_its_own_by_loops(number: int,
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
-def test_clients_of_one_modality_send_it_alone_and_keep_their_classifier() -> None:
+def test_clients_of_one_modality_send_that_alone() -> None:
     ran = run(toy_setup(MIXED, local=STEP))
     sent = {(client, *reply.message.tensors) for client, call, reply in ran.replies if call.action == "fit"}
     assert sent == {("client-0", PICTURES), ("client-1", TEXTS), ("client-2", PICTURES, TEXTS)}

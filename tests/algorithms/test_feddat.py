@@ -200,7 +200,7 @@ def test_each_step_moves_what_it_says_and_nothing_else(order: Any, head_steps: A
 
 
 @pytest.mark.parametrize("updates", ["sequential", "simultaneous"])
-def test_the_teacher_holds_what_was_received_and_it_stays_at_home(updates: Any) -> None:
+def test_the_teacher_is_what_was_received_and_stays(updates: Any) -> None:
     setup, client = client_of(FedDAT(updates=updates), Local(epochs=2, batch_size=4, lr=0.1))
     message = received(client)
     reply = setup.algorithm.actions()["fit"](client, message)

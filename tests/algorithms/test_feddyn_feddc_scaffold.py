@@ -230,7 +230,7 @@ def test_a_reply_without_its_rate_counts_as_failed() -> None:
         (FedDC(0.1), replace(SGD, optimizer="adamw")),
     ],
 )
-def test_one_clients_rate_moves_feddcs_gradient_by_no_more_than_it_may(method: FedDC, local: Local) -> None:
+def test_one_clients_rate_is_bounded_in_feddcs_gradient(method: FedDC, local: Local) -> None:
     method = replace(method, statistics=())
     start = method.init({"theta": torch.zeros(1, 2)}, {"theta": Scope.SHARED})["main"]
     server = replace(start, clients=2, examples=210, rounds=4, local=local)
@@ -267,7 +267,7 @@ class Overflowing(FedAvg):
         return replace(after, slots={"g": {"theta": torch.tensor([1e38]) * (1.0 if after.round == 1 else 10.0)}})
 
 
-def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> None:
+def test_a_server_state_that_is_not_finite_is_not_kept() -> None:
     kept: list[int] = []
     with Simulation(bowls(Overflowing(), 4), MemoryStore()) as simulation:
         assert isinstance(simulation.executor, InProcess)
@@ -336,7 +336,7 @@ def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
         assert trained <= scaffold.bytes_down[name] - plain.bytes_down[name] < trained + 1000
 
 
-def test_a_round_without_any_step_length_leaves_the_variates_alone() -> None:
+def test_a_round_of_rate_zero_leaves_the_variates_alone() -> None:
     local = replace(SGD, epochs=1, warmup=1.0)  # the first of two rounds has rate 0
     records, store, _ = simulated(bowls(Scaffold("steps"), 2, local))
     assert path(records)[0] == pytest.approx(START)

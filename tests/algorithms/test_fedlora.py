@@ -71,7 +71,7 @@ def test_factors_that_do_not_fit_are_refused() -> None:
         redistribute(random_factors((2,))[0], 3)
 
 
-def test_the_dimension_wise_mean_is_over_those_who_have_the_dimension() -> None:
+def test_the_mean_by_dimension_is_over_those_who_have_it() -> None:
     factors = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 6.0], [5.0, 7.0]]), torch.tensor([[9.0, 1.0]])]
     like = torch.full((3, 2), 4.0)
     weights = [1.0, 2.0, 1.0]
@@ -192,7 +192,7 @@ def traffic(method: FedLoRA, sizes: tuple[int, ...], rank: int = 1) -> tuple[int
     return tuple(sum(t.numel() for t in m.tensors.values()) for m in (call.message, reply.message))  # pyright: ignore
 
 
-def test_traffic_of_stacking_grows_with_the_clients_downwards_only() -> None:
+def test_traffic_of_stacking_grows_downwards_only() -> None:
     pair = 8 + 8
     assert traffic(FedLoRA(preset="lora"), (12, 20, 16)) == (pair, pair)
     assert traffic(FedLoRA(preset="ffa_lora"), (12, 20, 16)) == (8, 8)
@@ -222,7 +222,7 @@ def test_who_was_away_is_sent_the_whole_matrix(preset: Preset) -> None:
 
 
 @pytest.mark.parametrize("preset", ["flora", "fedex_lora"])
-def test_after_a_round_without_answers_everyone_is_sent_the_whole_matrix(preset: Preset) -> None:
+def test_after_a_silent_round_whole_matrices_are_sent(preset: Preset) -> None:
     simulation, _, states = run(FedLoRA(preset=preset))
     method, clients = simulation.setup.algorithm, simulation.clients()
 

@@ -122,7 +122,7 @@ def test_the_penalty_is_what_shrinks_the_tail() -> None:
     assert tail(3.0) < 0.5 * tail(0.0)
 
 
-def test_pruned_clients_are_evaluated_in_their_rank_and_cannot_claim_more() -> None:
+def test_pruned_clients_cannot_claim_a_larger_rank() -> None:
     simulation, listener, states = pruned(prune_decay=0.5, prune_penalty=3.0)
     method: Any = simulation.setup.algorithm
     small = next(c for c in simulation.clients() if int(states[-1].slots["ranks"][c.id]) < 4)

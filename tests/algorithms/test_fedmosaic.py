@@ -155,7 +155,7 @@ def test_gradients_are_smoothed_thinned_and_noised() -> None:
     assert 0.4 < gap < 2.0
 
 
-def test_who_joins_late_gets_the_plain_mean_and_who_was_away_keeps_counting() -> None:
+def test_who_joins_late_gets_the_plain_mean() -> None:
     simulation, listener, states = run(rounds=6, cohort=2)
     seen: set[str] = set()
     for round in range(6):

@@ -26,7 +26,7 @@ def kept(store: MemoryStore, what: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", [FedPEFT, FedDAT])
-def test_only_the_head_learns_and_the_deployed_model_is_the_personal_one(method: type[FedPEFT | FedDAT]) -> None:
+def test_only_the_head_learns_in_the_last_pass(method: type[FedPEFT | FedDAT]) -> None:
     (before, usual), (records, store) = run(method()), run(method(head_epochs=1))
     final = records[-1].servers["main"].params
     assert all(torch.equal(t, before[-1].servers["main"].params[name]) for name, t in final.items())

@@ -48,7 +48,7 @@ def test_local_maps_stay_at_home_and_one_owner_keeps_its_map() -> None:
     assert torch.equal(server["embed.audio.shared.weight"], own["embed.audio.shared.weight"])
 
 
-def test_a_place_without_maps_and_the_global_model_use_the_shared_ones() -> None:
+def test_a_place_without_maps_uses_the_shared_ones() -> None:
     table = modal_clients(3, (9,), [("image", "text", "audio")])["client-0"]
     setup = replace(modal(ModalityTransformer(lam=0.6), rounds=2), observers={"elsewhere": TableData(*table.tables)})
     records, _, simulation = simulated(setup)
@@ -106,7 +106,7 @@ def test_local_maps_have_a_rate_of_their_own(optimizer: str) -> None:
 # Dropout --------------------------------------------------------------------------------------------------------
 
 
-def test_never_the_last_modality_and_the_right_share_of_the_others() -> None:
+def test_dropout_never_takes_the_last_modality() -> None:
     rng = torch.Generator().manual_seed(0)
     drawn = [kept(("image", "text"), 0.5, rng) for _ in range(4000)]
     assert all(drawn)
@@ -119,7 +119,7 @@ def test_never_the_last_modality_and_the_right_share_of_the_others() -> None:
         ModalityDropout(rate=1.0)
 
 
-def test_training_batches_lose_modalities_and_evaluation_batches_do_not() -> None:
+def test_only_training_batches_lose_modalities() -> None:
     seen: list[set[str]] = []
     setup = modal(ModalityDropout(rate=0.5), rounds=1, local=replace(SGD, epochs=8))
     build = setup.build

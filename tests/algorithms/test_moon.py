@@ -100,7 +100,7 @@ def _separate(client: Client, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("projection", [True, False])
-def test_the_objective_is_the_formula_with_three_separate_networks(projection: bool) -> None:
+def test_the_objective_is_the_formula_with_three_networks(projection: bool) -> None:
     method = MOON(mu=0.7, temperature=0.4, projection=projection)
     blank = _client(method)
     previous, received = _shifted(blank, 1), _shifted(blank, 2)
@@ -177,7 +177,7 @@ def test_no_network_is_added_where_there_is_no_term() -> None:
         assert set(_after(method, 1)[0].params) == set(_after(FedAvg(), 1)[0].params)
 
 
-def test_initial_values_of_the_projection_depend_on_the_seed_alone() -> None:
+def test_the_projection_starts_from_the_seed_alone() -> None:
     one, other, third = (toy_setup(MOON(), seed=seed).model().state_dict() for seed in (0, 0, 1))
     assert torch.equal(one["projection.0.weight"], other["projection.0.weight"])
     assert not torch.equal(one["projection.0.weight"], third["projection.0.weight"])

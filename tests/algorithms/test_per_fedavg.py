@@ -149,7 +149,7 @@ def test_modalities_that_are_not_in_the_batch_are_not_moved() -> None:
     assert not any(record.errors for record in records)
 
 
-def test_fine_tuning_in_place_of_steps_is_that_of_fedavg_with_fine_tuning() -> None:
+def test_fine_tuning_is_that_of_fedavg_ft() -> None:
     local = Local(epochs=1, batch_size=8, lr=0.05)
     ours = PerFedAvg(alpha=0.0, finetune_epochs=2, weighting="examples")
     records, store, _ = simulated(toy_setup(ours, local=local, rounds=2))

@@ -32,7 +32,7 @@ def network(method: Any, **values: torch.Tensor) -> tuple[Any, Any]:
     return model, setup.algorithm.deployed_model(model)
 
 
-def test_fedotp_with_one_prompt_and_all_mass_scores_the_mean_patch() -> None:
+def test_fedotp_with_all_mass_scores_the_mean_patch() -> None:
     """Two equal sinks take every patch in equal parts, whatever the plan: <C, T> is the mean cost of a patch."""
     model, _ = network(FedOTP(mass=1.0))
     model.local_context.vectors.data.copy_(model.context.vectors)
@@ -62,7 +62,7 @@ def test_fedpgp_answers_with_the_sum_of_both_parts() -> None:
         torch.testing.assert_close(deployed({"x": X}).logits, wanted)
 
 
-def test_fedpgp_takes_steps_down_the_gradient_of_the_written_out_loss() -> None:
+def test_fedpgp_steps_are_down_the_written_out_gradient() -> None:
     local = Local(epochs=2, batch_size=64, lr=0.5, optimizer="sgd", weight_decay=0.0)
     setup = toy_setup(FedPGP(mu=0.7, temperature=0.5, rank=3), rounds=1, local=local)
     model: Any = setup.model()

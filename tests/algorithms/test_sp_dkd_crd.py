@@ -209,7 +209,7 @@ def test_stored_banks_are_copied() -> None:
     assert not torch.equal(banks.rows, stored["rows"])
 
 
-def test_negatives_are_drawn_from_the_candidates_without_repetition() -> None:
+def test_negatives_are_drawn_without_repetition() -> None:
     candidates = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) < 0.4
     candidates[0] = False
     rng = torch.Generator().manual_seed(1)
@@ -338,7 +338,7 @@ def run(method: Algorithm, rounds: int, **clients: object) -> tuple[dict[str, Te
     return dict(records[-1].servers["main"].params), store
 
 
-def test_features_of_the_global_model_are_computed_once_per_example_and_round() -> None:
+def test_global_features_are_computed_once_per_example() -> None:
     client = client_of(FedAvg(), Local(epochs=3, batch_size=7))
     known = global_features(client)
     wanted = toy_model(noisy=False)(next(iter(client.data.test(50)))).features.detach()
@@ -351,7 +351,7 @@ def test_features_of_the_global_model_are_computed_once_per_example_and_round() 
     assert len(calls) == 3  # batches of one epoch
 
 
-def test_crd_keeps_128_values_per_example_and_side_and_sends_none_of_it() -> None:
+def test_crd_keeps_its_memory_and_sends_none_of_it() -> None:
     servers, store = run(CRD(), rounds=3)
     plain, _ = run(FedAvg(), rounds=1)
     assert servers.keys() == plain.keys()

@@ -67,7 +67,7 @@ def test_the_search_finds_the_input_and_leaves_padding_alone() -> None:
     assert torch.equal(found, searched(part, masked, part(batch), "regions", own, steps=300, prior=1e-6))
 
 
-def test_the_search_starts_at_the_mean_and_stays_there_if_nothing_can_be_seen() -> None:
+def test_the_search_stays_at_the_mean_where_nothing_is_seen() -> None:
     own = inputs(300, 1)
     batch = {"regions": inputs(4, 2)}
     found = searched(lambda b: 0.0 * b["regions"].flatten(1) + 1.0, batch, torch.ones(4, 12), "regions", own, steps=5)

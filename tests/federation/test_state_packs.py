@@ -200,6 +200,6 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path,
     assert values(tmp_path, 4) == {"c0": 40.0, "c1": 41.0, "c2": 42.0, "c3": 13.0}
 
 
-def test_names_that_no_file_system_has_are_refused_at_the_first_state(tmp_path: Path):
+def test_names_that_no_file_system_has_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="name"):
         DirectoryStore(tmp_path, PACKED).save("x" * 300, state(1.0))

@@ -211,7 +211,7 @@ def test_bf16_trains_and_keeps_fp32_weights() -> None:
     assert all(t.dtype == torch.float32 for t in client.model.parameters())
 
 
-def test_derived_seeds_differ_by_every_part_and_leave_the_global_generator() -> None:
+def test_derived_seeds_differ_by_every_part() -> None:
     assert derive(0, 1, "ann", "order") == derive(0, 1, "ann", "order")
     others = {derive(s, r, c, p) for s in (0, 1) for r in (0, 1) for c in ("ann", "bob") for p in ("a", "b")}
     assert len(others) == 16
@@ -284,7 +284,7 @@ def _moved(client: Client, objective: Objective) -> float:
 PLAIN = Local(epochs=1, batch_size=6, lr=0.1, optimizer="sgd", weight_decay=0.0)  # 20 examples: 4 steps per epoch
 
 
-def test_iterations_go_through_the_examples_again_and_stop_in_the_middle() -> None:
+def test_iterations_may_stop_in_the_middle_of_an_epoch() -> None:
     def indices(local: Local) -> list[list[int]]:
         seen: list[list[int]] = []
 
@@ -308,7 +308,7 @@ def test_the_schedule_over_the_run_ends_with_the_iterations() -> None:
 
 
 @pytest.mark.parametrize("round", [0, 3])
-def test_a_schedule_with_a_horizon_begins_anew_and_counts_every_update(round: int) -> None:
+def test_a_schedule_with_a_horizon_begins_anew(round: int) -> None:
     # Warm-up over half of 5 epochs of 4 steps: update k has the factor k / 10.
     local = replace(PLAIN, schedule="linear", warmup=0.5, horizon=5)
     assert _moved(_client(local, round=round, rounds=4), _bias) == pytest.approx(0.1 * 0.6, abs=1e-6)
@@ -317,7 +317,7 @@ def test_a_schedule_with_a_horizon_begins_anew_and_counts_every_update(round: in
     assert over_the_run != pytest.approx(0.1 * 0.6, abs=1e-3)
 
 
-def test_feddats_released_schedule_has_the_mean_factors_of_its_code() -> None:
+def test_feddats_released_schedule_has_its_mean_factors() -> None:
     # 1,250 batches per epoch, 15 epochs; Adapter steps once per batch, FedDAT twice.
     local = Local(schedule="linear", warmup=0.1, horizon=15)
     factors = [local.factor(local.progress(0, 20, 1250, k)) for k in range(2500)]
@@ -335,7 +335,7 @@ def test_a_methods_rates_scale_single_tensors() -> None:
     assert _moved(scheduled, _bias) == pytest.approx(0.25 * 0.1 * (1 + 0.75 + 0.5 + 0.25), abs=1e-6)
 
 
-def test_a_horizon_is_refused_with_iterations_and_without_a_schedule() -> None:
+def test_a_horizon_needs_a_schedule_and_epochs() -> None:
     with pytest.raises(ValueError, match="must be 0 with it, got 3"):
         Local(schedule="linear", horizon=2, iterations=3)
     with pytest.raises(ValueError, match="horizon needs a"):

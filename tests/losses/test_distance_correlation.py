@@ -38,7 +38,7 @@ def test_it_is_the_definition(rows: int, seed: int) -> None:
     assert float(value) == pytest.approx(by_definition(x, z), abs=1e-12)
 
 
-def test_following_its_gradient_lowers_it_and_the_gradient_is_right() -> None:
+def test_its_gradient_is_right_and_lowers_it() -> None:
     rng = torch.Generator().manual_seed(5)
     x = torch.randn(6, 2, generator=rng, dtype=torch.float64)
     z = (x + 0.3 * torch.randn(6, 2, generator=rng, dtype=torch.float64)).requires_grad_()

@@ -42,7 +42,7 @@ def test_distillation_ignores_classes_masked_on_both_sides():
     assert torch.isfinite(wide.grad).all()
 
 
-def test_distillation_has_the_numerical_gradient_for_the_student_alone():
+def test_distillation_has_the_students_numerical_gradient():
     student, teacher = STUDENT.clone().requires_grad_(), TEACHER.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda s: knowledge_preserving(s, TEACHER, 2.0), student)
     knowledge_preserving(student, teacher, 2.0).backward()
@@ -75,7 +75,7 @@ def test_reductions_divide_by_answers_and_by_pairs(selected, answers):
     torch.testing.assert_close(mean, total / answers**2)
 
 
-def test_where_student_equals_teacher_the_loss_is_zero_and_gain_ranks_by_the_teacher():
+def test_where_student_equals_teacher_the_loss_is_zero():
     _, teacher = random_pair(6, 30)
     chosen = most_forgotten(forgotten(teacher, teacher, "gain"), 5)
     assert torch.equal(chosen, teacher.topk(5).indices)

@@ -93,7 +93,7 @@ def test_sorted_linear_pairs_equal_the_double_loop_exactly() -> None:
 
 
 @every_g
-def test_sorted_pairs_stay_within_their_bound_and_so_does_their_gradient(g: str) -> None:
+def test_sorted_pairs_and_their_gradient_keep_their_bound(g: str) -> None:
     assert sorted_error(g) < 1e-4
     for seed, spread in itertools.product(range(3), (0.1, 2.0, 6.0)):
         student, teacher = pair(4, 30, seed, spread)

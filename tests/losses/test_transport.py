@@ -32,7 +32,7 @@ def costs(count: int, sources: int, sinks: int) -> Tensor:
 @pytest.mark.parametrize("strength", [2e-3, 4e-3])
 @pytest.mark.parametrize("mass", [1.0, 0.8, 0.4])
 @pytest.mark.parametrize(("sources", "sinks"), [(4, 2), (7, 2), (5, 3)])
-def test_cost_of_a_plan_with_little_entropy_is_that_of_the_linear_programme(
+def test_little_entropy_costs_what_the_linear_programme_does(
     strength: float, mass: float, sources: int, sinks: int
 ) -> None:
     cost = costs(3, sources, sinks)

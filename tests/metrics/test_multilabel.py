@@ -76,7 +76,7 @@ def test_values_of_scikit_learn():
     assert (two["C-AP"], two["O-AP"]) == (found["C-AP"], found["O-AP"])
 
 
-def test_a_mask_leaves_out_entries_as_scikit_learn_has_it_without_them():
+def test_a_mask_leaves_out_entries_as_scikit_learn_does():
     per_class = [0.45, 0.2, 0.45, np.nan, 0.3666666666666667]
     assert class_average_precision(SCORES, TRUTH, MASK) == pytest.approx(per_class, abs=1e-15, nan_ok=True)
     assert overall_average_precision(SCORES, TRUTH, MASK) == pytest.approx(0.29072911215768354, abs=1e-15)
@@ -110,7 +110,7 @@ def test_classes_without_positives_count_as_zero_or_not_at_all():
         assert set(multilabel_metrics(probabilities, truth, nothing, undefined=undefined).values()) == {0.0}
 
 
-def test_the_largest_probabilities_of_an_example_and_what_ties_with_them():
+def test_the_largest_probabilities_and_ties():
     probabilities = np.array([[0.9, 0.8, 0.8, 0.7], [0.6, 0.4, 0.3, 0.2]])
     counts = label_counts(probabilities, np.ones((2, 4)), top=2)
     assert counts.predicted.tolist() == [2, 1, 1, 0]

@@ -14,7 +14,7 @@ def answers(rng: np.random.Generator, shape: tuple[int, ...], chance: float = 0.
     return (rng.random(shape) < chance).astype(float)
 
 
-def test_interval_holds_the_mean_over_places_and_not_over_questions() -> None:
+def test_interval_holds_the_mean_over_places() -> None:
     # A large place where the method is a little better, a small one where it is much worse.
     large, small = np.zeros((1, 1000)), np.zeros((1, 100))
     large[0, :60], large[0, 60:90] = 1, -1
@@ -73,7 +73,7 @@ def test_one_place_and_one_seed_is_mcnemar() -> None:
     assert found.smallest_p == pytest.approx(smallest_p(won + lost))
 
 
-def test_sign_flips_agree_with_scipy_on_unequal_places_and_soft_scores() -> None:
+def test_sign_flips_agree_with_scipy_on_unequal_places() -> None:
     rng = np.random.default_rng(2)
     strata = [rng.normal(0.3, 1, (2, 5)), rng.normal(0.3, 1, (2, 3)), rng.normal(0.3, 1, (2, 4))]
     parts = np.concatenate([d.mean(0) / (d.shape[1] * 3) for d in strata])
@@ -96,7 +96,7 @@ def test_random_signs_agree_with_counted_ones(monkeypatch: pytest.MonkeyPatch) -
     assert drawn.p >= drawn.smallest_p == 1 / 10_001
 
 
-def test_seeds_with_other_examples_are_averaged_as_the_values_are() -> None:
+def test_seeds_with_other_examples_are_averaged() -> None:
     rng = np.random.default_rng(7)
     whole = answers(rng, (2, 300)) - answers(rng, (2, 300))
     partly = whole.copy()

@@ -128,7 +128,7 @@ def test_leftovers_of_killed_writes_are_cleared(tmp_path: Path) -> None:
     assert checkpoints.latest(0)[0].round == 2
 
 
-def test_states_are_their_owners_alone_and_equal_states_are_equal_bytes(tmp_path: Path) -> None:
+def test_states_are_private_and_equal_states_equal_bytes(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "clients")
     state = ClientState(
         tensors={"private": {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64)}}, scalars={"x": 1.0}
@@ -185,7 +185,7 @@ def test_a_book_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
 BENCHMARKS = ROOT / "benchmarks"
 
 
-def test_a_nested_record_is_passed_over_and_one_without_a_digest_is_read(tmp_path: Path) -> None:
+def test_a_record_without_a_digest_is_read(tmp_path: Path) -> None:
     _checkpoints(tmp_path)
     path = tmp_path / "checkpoint/round-000002/checkpoint.json"
     record = json.loads(path.read_text())
