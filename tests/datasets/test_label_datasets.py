@@ -19,6 +19,7 @@ from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS
+from confed.data.options import Options
 from confed.datasets.coco_labels import coco
 from confed.datasets.flair import flair, flair_fine_names
 from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
@@ -525,7 +526,7 @@ def _pool(labels: list[str], roles: list[str]) -> Pool:
 
 def test_facts_of_labels_equal_a_computation_by_hand() -> None:
     pool = _pool(["a", "a", "b", "a b", "b"], ["train", "train", "train", "test", "test"])
-    clients, _ = federate(pool, "home")
+    clients, _ = federate(pool, Options(partition="home"))
     assert [list(split.train.names) for split in clients.values()] == [["r0", "r1"], ["r2"]]
     facts = label_floors(clients)
     assert facts["counts"] == "2 clients; 3 train, 0 validation, 2 test"
@@ -533,9 +534,9 @@ def test_facts_of_labels_equal_a_computation_by_hand() -> None:
     # Training labels: h has (1, 0), k has (0, 1), all have (2/3, 1/3): distances 1/3 and 2/3, weights 2 and 1.
     assert facts["skew"].startswith("0.444")
     with pytest.raises(ValueError, match="every row's role must be train, val, test or empty, got 'dev'"):
-        federate(_pool(["a"] * 5, ["train"] * 4 + ["dev"]), "home")
+        federate(_pool(["a"] * 5, ["train"] * 4 + ["dev"]), Options(partition="home"))
     with pytest.raises(ValueError, match="no training example is left to share out"):
-        federate(_pool(["a"] * 5, ["test"] * 5), "home")
+        federate(_pool(["a"] * 5, ["test"] * 5), Options(partition="home"))
 
 
 def test_products_of_preferences_by_hand() -> None:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -218,14 +218,7 @@ class Pool:
         return Deck(roles, self.keys, groups, classes, present, len(labels.names))
 
 
-def federate(
-    pool: Pool, partition: str, *, unseen_roles: Sequence[str] = ("test",), **options: Any
-) -> tuple[dict[str, Split], dict[str, Examples]]:
-    """As :func:`share`; the keywords are fields of ``Options``."""
-    return share(replace(pool, unseen_roles=unseen_roles), Options(partition=partition, **options))
-
-
-def share(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
+def federate(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
     """The splits of every client, and the tests of the unseen scenes and of newcomers; see :func:`deal`."""
     partition, unseen, roles = options.partition, list(options.unseen), pool.roles
     if partition not in pool.partitions:
@@ -253,6 +246,24 @@ def share(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Exa
         others = (dealt_roles == "test") & ~np.isin(pool.keys[partition], list(splits))
         tests |= {"newcomers": take(np.flatnonzero(others))} if others.any() else {}
     return splits, tests
+
+
+def tests_held_out(roles: np.ndarray, clients: np.ndarray, together: np.ndarray, share: float) -> np.ndarray:
+    """Roles of rows of which, where none is a test, a share of each client's is; the same for all seeds.
+
+    What several clients have is a test for all of them, or for none.
+    """
+    if (roles == "test").any():
+        return roles
+    names = sorted(set(clients.tolist()))
+    pairs = np.unique(np.stack([together, np.searchsorted(names, clients)]), axis=1)
+    if len(np.unique(together)) < pairs.shape[1]:
+        clients, names = np.full(len(clients), ""), [""]
+    roles = roles.copy()
+    for number, name in enumerate(names):
+        rows = np.flatnonzero((clients == name) & (roles == "train"))
+        roles[rows[hold_out(together[rows], share, np.random.default_rng([4, number]))]] = "test"
+    return roles
 
 
 def check_distinct(option: str, names: Sequence[str], valid: Iterable[str]) -> None:

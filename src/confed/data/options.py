@@ -34,7 +34,7 @@ class Options:
     """
 
     root: Path | str = Path()
-    partition: str = "iid"
+    partition: str | None = "iid"
     unseen: Sequence[str] = ()
     clients: int = 4
     alpha: float = 0.5

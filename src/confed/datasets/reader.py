@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, describe_splits, share, words
+from confed.data.federate import Pool, describe_splits, federate, words
 from confed.data.intake.account import Account, settled
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable
@@ -62,7 +62,7 @@ class Reading:
 
     def shared(self, name: str, options: Options) -> FederatedDataset:
         """The dataset."""
-        splits, tests = share(self.pool, self.options or options)
+        splits, tests = federate(self.pool, self.options or options)
         splits = {client: splits[client] for client in self.order or splits}
         examples, places = self.pool.examples, {**self.places, **tests}
         known = tuple(sorted(set(examples.answers))) if examples.labels is None else examples.labels.names
