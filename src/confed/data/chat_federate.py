@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from confed.data.federate import Pool, federate, floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import first_copies_of_files, joined_groups, note_copies, warn_of_sides
 from confed.data.intake.walk import role_of
+from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
-from confed.data.picture_files import HELD, Check, PictureFiles
+from confed.data.picture_files import HELD, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.federation.ranges import BELOW_ONE
 
 # Clusters of pictures that look alike, by the colours of their parts ------------------------------------------
 
@@ -72,38 +74,29 @@ Turns = Literal["each", "last"]
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """Options of how conversations are shared out.
+class Dealing(Options):
+    """Options of how conversations are shared out, beside those of all datasets.
 
     Attributes:
-        partition: see :data:`Partition`; None: "client" where lines have one, otherwise "iid".
-        clients: number of clients, where no column says who they are.
-        skew: column that "dirichlet" skews by, "answer", or "cluster".
-        unseen: places that no client trains on.
-        validation: share of a client's training groups held out, where no line is of the split "validation".
-        test_share: share held out as tests, where no line is of the split "test".
-        max_train: most training examples per client.
-        max_test: most test examples per client and unseen place.
-        turns: which answers are examples.
-        seed: chooses validation and, under ``max_train``, training examples.
+        columns: what a column is here -> its name in the files.
+        question: what is asked where rows have only pictures and an answer.
+        skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
+        turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
+        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
     """
 
-    partition: Partition | None = None
-    clients: int = 4
-    alpha: float = 0.5
+    partition: str | None = None
+    validation: Annotated[float, BELOW_ONE] = 0.1
+    test_share: Annotated[float, BELOW_ONE] = 0.2
+    columns: Mapping[str, str] | None = None
+    question: str = ""
     skew: str = "answer"
-    unseen: Sequence[str] = ()
-    validation: float = 0.1
-    test_share: float = 0.2
-    max_train: int | None = None
-    max_test: int | None = None
     turns: Turns = "each"
-    seed: int = 0
+    fold_case: bool = False
 
 
 def shown_files(
-    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, *, size: int, unreadable: float,
-    check: Check,
+    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, options: Options
 ) -> tuple[list[ChatRecord], PictureFiles, dict[str, int]]:  # fmt: skip
     """Conversations that name their pictures by files, these files, and the row of each; equal files are one."""
     names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
@@ -117,7 +110,7 @@ def shown_files(
     shown: list[ChatRecord] = []
     for record in records:
         shown.append(replace(record, pictures=tuple(file_of[name] for name in record.pictures)))
-    return shown, PictureFiles(index, size, unreadable=unreadable, check=check), index
+    return shown, options.pictures(index), index
 
 
 def federate_chat(
@@ -251,8 +244,6 @@ def _roles(
 ) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
     given = [role_of(text, record.where) for record, text in zip(records, split.tolist(), strict=True)]
-    if not 0 <= how.test_share < 1:
-        raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
     roles = np.array([role or "train" for role in given], dtype=object)
     if (roles == "test").any():
         united = [row for row, record in enumerate(records) if record.united]
