@@ -100,7 +100,7 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         run_server(recipe_of("central"), tmp_path / "a", post)
     with pytest.raises(ValueError, match="no client 'nobody'"):
         run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
         run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
 
