@@ -65,6 +65,10 @@ class TableData:
         """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
         return self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
 
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Training batches of some examples; see :class:`confed.federation.protocols.RandomAccess`."""
+        return self._batches(0, batch_size, numbers)
+
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
         return self._train.steps(batch_size, least)

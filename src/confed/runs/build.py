@@ -57,6 +57,7 @@ from confed.runs.checks import (
     check_method,
     check_modalities,
     check_own,
+    check_records,
     check_scores,
     check_whole,
     public_data,
@@ -125,6 +126,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         algorithm = _with_public_data(algorithm, dataset, side)
     check_method(algorithm, run, run_data.clients)
     check_local(algorithm, recipe.local)
+    check_records(algorithm, lambda: build.first, task, clients)
     check_scores(algorithm, task)
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
