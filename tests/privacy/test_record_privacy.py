@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,6 +26,7 @@ from confed.federation.record_privacy import RecordGradients, RecordPrivacy, unp
 from confed.federation.state import ClientState
 from confed.federation.train import Objective, train, trained
 from confed.privacy.accountant import poisson_epsilon
+from confed.privacy.audit import audited_epsilon
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import prepare, run
@@ -122,7 +125,7 @@ def test_a_step_is_the_noised_mean_of_clipped_gradients() -> None:
             wanted = clipped_by_hand(model, {**batch, "label": batch["label"]}, CLIP)
             for name, step in steps.items():
                 assert torch.allclose(step, wanted[name] / len(client.data), atol=1e-5), name
-    spread = float((moved[2.0] - moved[0.0]).std()) * len(client.data)
+    spread = float((moved[2.0] - moved[0.0]).std()) * len(toy_clients()["client-0"])
     assert spread == pytest.approx(2.0 * CLIP, rel=0.2)
 
 
@@ -236,3 +239,32 @@ def test_a_run_has_a_ledger_and_resumes_with_equal_bits(tmp_path: Path) -> None:
 def test_methods_without_it_are_refused_before_round_1(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepare(load_recipe("fedvqa_scenes", [*overrides, *TINY]))
+
+
+# The audit of one run --------------------------------------------------------------------------------------------
+
+
+def test_a_perfect_guesser_shows_an_epsilon_and_a_blind_one_none() -> None:
+    assert audited_epsilon(1000, 1000, 1000, 0.0) > 5
+    assert audited_epsilon(520, 1000, 1000, 0.0) == pytest.approx(0.0, abs=0.05)
+    assert audited_epsilon(0, 0, 1000, 1e-5) == 0.0
+
+
+def test_without_delta_the_bound_is_that_of_randomised_response() -> None:
+    # v of r right: epsilon is the logit of the Clopper-Pearson lower bound of the share of right guesses.
+    correct, guesses = 80, 100
+    lower = float(beta.ppf(0.05, correct, guesses - correct + 1))
+    assert audited_epsilon(correct, guesses, 200, 0.0) == pytest.approx(math.log(lower / (1 - lower)), abs=1e-3)
+
+
+def test_delta_weakens_the_bound() -> None:
+    bounds = [audited_epsilon(95, 100, 1000, delta) for delta in (0.0, 1e-5, 1e-3)]
+    assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_an_audit_holds_its_level() -> None:
+    """Guesses of a mechanism that is exactly epsilon-private show more than epsilon in at most 5 % of trials."""
+    epsilon, rng = 1.0, np.random.default_rng(0)
+    right = rng.binomial(200, 1 / (1 + math.exp(-epsilon)), 400)
+    above = [audited_epsilon(int(correct), 200, 200, 0.0) > epsilon for correct in right]
+    assert np.mean(above) <= 0.08

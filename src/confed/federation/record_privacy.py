@@ -185,7 +185,7 @@ class RecordGradients:
         for name, of_layer in each.items():
             sums |= {f"{name}.{key}": total for key, total in of_layer.sums(self._wanted(name), scales).items()}
         unused = {name: torch.zeros_like(tensor) for name, tensor in self._learning.items() if name not in sums}
-        return {name: tensor.double() for name, tensor in {**unused, **sums}.items()}
+        return {**unused, **sums}
 
     def _wanted(self, layer: str) -> list[str]:
         return [key for key in ("weight", "bias") if f"{layer}.{key}" in self._learning]
