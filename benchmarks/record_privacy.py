@@ -24,7 +24,8 @@ from confed.data.table import Table
 from confed.engines.local import Members, Setup
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
-from confed.federation.record_privacy import RecordGradients, RecordPrivacy
+from confed.federation.record_gradients import RecordGradients
+from confed.federation.record_privacy import RecordPrivacy
 from confed.privacy.accountant import poisson_epsilon
 from confed.privacy.audit import audited_epsilon
 from confed.tasks.vqa import VQA

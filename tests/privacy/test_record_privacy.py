@@ -22,7 +22,8 @@ from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.protocols import Batch, Output, Task
-from confed.federation.record_privacy import RecordGradients, RecordPrivacy, unprotected_reason
+from confed.federation.record_gradients import RecordGradients, unprotected_reason
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
 from confed.federation.train import Objective, train, trained
 from confed.privacy.accountant import poisson_epsilon

@@ -17,7 +17,7 @@ from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind
-from confed.federation.record_privacy import BATCH_NORMS, private_steps
+from confed.federation.record_gradients import BATCH_NORMS, private_steps
 from confed.federation.specs import Contrasting, WeighsBatches
 from confed.federation.teacher import global_features, global_logits, once_per_round, teacher
 

@@ -28,7 +28,7 @@ from confed.federation.model_contract import check_model_kept, on_trial, reading
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
-from confed.federation.record_privacy import unprotected_reason
+from confed.federation.record_gradients import unprotected_reason
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.federation.task_contract import task_faults
