@@ -26,7 +26,7 @@ from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.pooled_metrics import summarise_labels
-from confed.runs.privacy_spent import ledger_of, summary_of
+from confed.runs.privacy_spent import ledger_of, spent_on_records, summary_of
 from confed.system.packages import packages
 from confed.system.processor import machine
 from confed.system.release import VERSION
@@ -37,6 +37,8 @@ from confed.system.release import VERSION
 def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[str, Any]:
     """The field of ``summary.json``; nothing for methods without such noise."""
     method = setup.algorithm
+    if method.record_privacy is not None:
+        return spent_on_records(setup, method.record_privacy, history, clients)
     if not isinstance(method, ProtectsExamples) or not method.example_privacy.noise > 0:
         return {}
     privacy = method.example_privacy
