@@ -141,7 +141,7 @@ def test_commands_print_a_plan_and_write_nothing(
     )
     assert "one process: 15 min 05 s" in out  # 5 + 10 (20 + 70)
     assert "2 processes on as many cores: 10 min 05 s" in out  # 5 + 10 (20 + 40)
-    asked = ["compare", "--recipe", "fedvqa_scenes", "--methods", "fedavg,fedprox", "--seeds", "2", "--plan"]
+    asked = ["compare", "fedvqa_scenes", "--methods", "fedavg,fedprox", "--seeds", "2", "--plan"]
     out, _ = _printed([*asked, "--workers", "2"], capfd)
     assert "4 runs (2 seeds): 80 calls, 8.00 MB sent, 4.00 MB on disk, 1.07 GB of memory per process" in out
     assert "one process: 2 h 07 min" in out  # 2 (905 + 2905)
@@ -157,7 +157,7 @@ def test_commands_print_a_plan_and_write_nothing(
     found = json.loads(_printed([*asked, "--json"], capfd)[0])
     assert found["runs"]["FedAvg"]["seconds"] == 905
     assert found["seconds_of_an_array"] == 2905
-    swept = ["sweep", "fedvqa_scenes", "methods.fedprox.mu=0.1,0.2", "--methods", "fedavg,fedprox"]
+    swept = ["compare", "fedvqa_scenes", "methods.fedprox.mu=0.1,0.2", "--methods", "fedavg,fedprox"]
     out, said = _printed([*swept, "--plan", "--workers", "2"], capfd)
     assert "3 runs (1 seed): 60 calls" in out  # FedAvg has no mu, and is computed once
     assert "one process: 1 h 52 min" in out  # 905 + 2 x 2905

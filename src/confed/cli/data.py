@@ -1,4 +1,4 @@
-"""Verbs about data: data describe, data prepare."""
+"""Verbs about data and weights: data describe, prepare and cache; weights pretrain and convert."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, console, data_app, print_json, say
+from confed.cli.app import Json, app, console, print_json, say
 from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+data_app = typer.Typer(help="Describe and prepare datasets.")
+app.add_typer(data_app, name="data")
 prepare_app = typer.Typer(help="Make a dataset's folder from published files.")
 data_app.add_typer(prepare_app, name="prepare")
 
@@ -142,7 +144,7 @@ def gqa_scenes(
         Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Instead: a scene classifier, made by `confed convert places365`.")
+        Path | None, typer.Option(help="Instead: a scene classifier, made by `confed weights convert places365`.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Least confidence of a picture's scene.")] = 0.5,
     answers: Annotated[int, typer.Option(help="Size of the answer vocabulary.")] = 1642,
@@ -324,8 +326,10 @@ def _bars() -> Iterator[Progress]:
         yield show
 
 
+weights_app = typer.Typer(help="Pretrain small models, and convert published checkpoints.")
+app.add_typer(weights_app, name="weights")
 convert_app = typer.Typer(help="Turn published checkpoints into safetensors files.")
-app.add_typer(convert_app, name="convert", rich_help_panel="Data and weights")
+weights_app.add_typer(convert_app, name="convert")
 
 
 @convert_app.callback()
@@ -392,21 +396,27 @@ def _converted(facts: Mapping[str, Any], text: str, out: Path, as_json: bool, ki
     Console(highlight=False).print(f"{text.format(**facts)}\n{written}", soft_wrap=True)
 
 
-cache_app = typer.Typer(help="List or clear what confed keeps of examples between runs.")
-app.add_typer(cache_app, name="cache", rich_help_panel="Data and weights")
 KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which picture files were found whole"}
 
 
-@cache_app.callback()
-def cache_options() -> None:
-    """List or clear what confed keeps of examples between runs."""
+@data_app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept; runs compute it again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what confed keeps of examples between runs, where, and its size.
 
-
-@cache_app.command("list")
-def list_(as_json: Json = False) -> None:
-    """Show what is kept, where, and how large it is; CONFED_FEATURES=off keeps no features."""
+    CONFED_FEATURES=off keeps no features.
+    """
+    kept = _kept()
+    if clear:
+        for folder, files in kept.values():
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                say(f"removed {len(files)} files in {escape(str(folder))}")
+        return
     folders: dict[str, dict[str, Any]] = {}
-    for kind, (folder, files) in _kept().items():
+    for kind, (folder, files) in kept.items():
         size = sum(file.stat().st_size for file in files)
         folders[kind] = {"folder": str(folder), "files": len(files), "bytes": size}
     if as_json:
@@ -414,15 +424,6 @@ def list_(as_json: Json = False) -> None:
         return
     for kind, held in folders.items():
         print(f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}")
-
-
-@cache_app.command()
-def clear() -> None:
-    """Remove all that is kept; runs compute it again."""
-    for folder, files in _kept().values():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-            say(f"removed {len(files)} files in {escape(str(folder))}")
 
 
 def _kept() -> dict[str, tuple[Path, list[Path]]]:
@@ -435,7 +436,7 @@ def _kept() -> dict[str, tuple[Path, list[Path]]]:
     return result
 
 
-@app.command(rich_help_panel="Data and weights")
+@weights_app.command()
 def pretrain(
     model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
     out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,

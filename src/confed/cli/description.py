@@ -270,7 +270,7 @@ def _model(name: str) -> Description:
     example = ""
     for recipe in sorted(recipes, key=lambda one: (len(one.missing), name != one.models[""])):
         row = next(row for row, model in recipe.models.items() if model == name)
-        example = f"confed compare --recipe {recipe.name} --models {row}" if row else _command(recipe)
+        example = f"confed compare {recipe.name} --models {row}" if row else _command(recipe)
         break
     if not example:
         family = [n for n in registry.models.names() if registry.models[n].__module__ == entry.__module__]
@@ -350,7 +350,7 @@ def _described(recipe: Packaged) -> Description:
     examples = [_command(recipe), *commands]
     if len(recipe.rows) > len(recipe.methods):
         given = _command(recipe).removeprefix(f"confed run {name}").replace(" data.", " data.")
-        examples.insert(1, f"confed compare --recipe {name}{given} --methods all --seeds 3")
+        examples.insert(1, f"confed compare {name}{given} --methods all --seeds 3")
     return Description(
         "recipe", name, recipe.summary,
         text=recipe.comment.split("\n\n"),

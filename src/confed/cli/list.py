@@ -138,7 +138,7 @@ def _weights() -> dict[str, str]:
     for name in MINIS:
         if not packaged(name):
             weights[name] = (
-                f"missing: give model.pretrained=FILE, made with `confed pretrain {name} --out FILE`, or false"
+                f"missing: give model.pretrained=FILE, made with `confed weights pretrain {name} --out FILE`, or false"
             )
             continue
         facts = metadata(weights_file(name))
@@ -164,7 +164,7 @@ def _weights() -> dict[str, str]:
 # Verbs that list and diagnose: list, doctor -------------------------------------------------------------------
 
 
-@app.command(name="list", rich_help_panel="Start")
+@app.command(name="list")
 def list_things(
     kind: Annotated[
         str,
@@ -184,7 +184,7 @@ def list_things(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods, models, tasks, datasets and recipes there are, by group, and the runs under ./runs.
+    """List methods, models, tasks, datasets, recipes or runs.
 
     `confed show NAME` has everything about one of them.
     """
@@ -238,7 +238,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-@app.command(rich_help_panel="Start")
+@app.command()
 def doctor(
     what: Annotated[
         str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')
@@ -261,7 +261,9 @@ def doctor(
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Check of versions, threads, memory, GPUs and missing extras; with --server, of what a site needs to join.
+    """Check this installation, a model, or whether a site can join.
+
+    Versions, threads, memory, GPUs and missing extras; with --server, what a site needs to join.
 
     `confed doctor model SOURCE`: family, parts, what LoRA would train, bytes per round, memory.
     """
@@ -338,7 +340,7 @@ def _visit(
 # Everything about one thing ------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel="Start")
+@app.command()
 def show(
     name: Annotated[
         str,
@@ -354,7 +356,10 @@ def show(
     toml: Annotated[bool, typer.Option("--toml", help="Of a recipe: print its file, to be changed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Everything about one method, model, dataset, task or recipe: settings, an example, papers, differences."""
+    """Explain one method, model, dataset, task or recipe.
+
+    Settings, an example, papers, and where it differs from them.
+    """
     from confed.cli.catalogue import packaged
     from confed.cli.description import describe_name
     from confed.recipes.recipe import read_text
