@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from confed import registry
 from confed.cli.app import KIND_OF
-from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
+from confed.cli.catalogue import Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
@@ -23,6 +23,7 @@ from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import RunSection, load_recipe, read_text
 from confed.recipes.schema import DERIVED, keywords
 
+EVERY_METHOD = frozenset(one.name for one in fields(Algorithm))  # fields that all methods have
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 

@@ -55,9 +55,7 @@ if TYPE_CHECKING:
 
 RecipeName = Annotated[
     str,
-    typer.Argument(
-        help="A recipe's file, or a packaged one's name (confed list recipes).", autocompletion=complete_recipe
-    ),
+    typer.Argument(help="A file, or a packaged recipe's name (confed list recipes).", autocompletion=complete_recipe),
 ]
 Overrides = Annotated[
     list[str] | None,
