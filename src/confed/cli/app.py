@@ -19,6 +19,7 @@ import typer
 import typer.main
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperOption
 
 from confed.data.preparation import shown
 from confed.registry import allow_code, allowing_code, grant
@@ -32,47 +33,24 @@ _ALLOWED: list[str] = []  # what the command was given with --allow-code
 
 def shared_options() -> list[Any]:
     """The options ``--allow-code``, ``--grant`` and ``--quiet`` of every verb."""
-    carrier = typer.Typer(add_completion=False)
 
-    def allow(modules: list[str] | None) -> None:
-        _ALLOWED[:] = modules or []
-        allow_code(*_ALLOWED)
+    def allow(context: Any, option: Any, modules: Sequence[str]) -> None:
+        _ALLOWED[:] = modules
+        allow_code(*modules)
 
-    def permit(kinds: list[str] | None) -> None:
-        grant(*(kinds or ()))
+    def permit(context: Any, option: Any, kinds: Sequence[str]) -> None:
+        grant(*kinds)
 
-    def silence(wanted: bool) -> None:
+    def silence(context: Any, option: Any, wanted: bool) -> None:
         _QUIET[:] = [wanted]
 
-    @carrier.command()
-    def verb(  # pyright: ignore[reportUnusedFunction]
-        modules: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--allow-code", metavar="MODULE", callback=allow, expose_value=False, is_eager=True, hidden=True,
-                help="Allow recipes to name this module, whose code is then run; repeatable.",
-            ),
-        ] = None,
-        kinds: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--grant", metavar="network|disk", callback=permit, expose_value=False, is_eager=True,
-                hidden=True,
-                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
-            ),
-        ] = None,
-        quiet: Annotated[
-            bool,
-            typer.Option(
-                "--quiet", "-q", callback=silence, expose_value=False, hidden=True,
-                help="Print results, warnings and errors, but no progress.",
-            ),
-        ] = False,
-    ) -> None:  # fmt: skip
-        """Carrier of the options; does nothing."""
-
-    command: Any = typer.main.get_command(carrier)
-    return [parameter for parameter in command.params if parameter.name in ("modules", "kinds", "quiet")]
+    common: dict[str, Any] = {"expose_value": False, "hidden": True}
+    several: dict[str, Any] = {**common, "multiple": True, "is_eager": True}
+    return [
+        TyperOption(param_decls=["--allow-code"], metavar="MODULE", callback=allow, **several),
+        TyperOption(param_decls=["--grant"], metavar="network|disk", callback=permit, **several),
+        TyperOption(param_decls=["--quiet", "-q"], is_flag=True, callback=silence, **common),
+    ]
 
 
 def is_quiet() -> bool:
@@ -352,38 +330,21 @@ def options(
 
 
 @contextmanager
-def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
+def interruptible(folder: Path, again: str = "") -> Iterator[None]:
     """Advice after Ctrl-C and after a full disk: to go on with ``confed resume``, or as ``again`` says."""
-    import errno
-
-    from confed.federation.checkpoint import CorruptCheckpoint
-    from confed.results.folder import kind_of
+    from confed.api.progress import interruptible as stopping
 
     resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in allowed_modules())])
     try:
-        yield
-    except KeyboardInterrupt:
-        if kind_of(folder) or (folder / "tuning.toml").is_file():
-            say(
-                "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
-                f"  {again or escape(resume)}"
-            )
-        else:
-            say("[yellow]stopped[/] before anything was saved")
+        with stopping(folder, again or resume):
+            yield
+    except KeyboardInterrupt as stop:
+        say(f"[yellow]{escape(str(stop))}[/]")
         raise typer.Exit(INTERRUPTED) from None
-    except CorruptCheckpoint as error:
-        raise ValueError(str(error)) from error
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise RuntimeError(
-            f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
-            f"and go on with: {again or resume}"
-        ) from error
 
 
 @contextmanager
-def showing(folder: Path, as_json: bool, again: str | None = None, rounds: bool = False) -> "Iterator[Display]":
+def showing(folder: Path, as_json: bool, again: str = "", rounds: bool = False) -> "Iterator[Display]":
     """Display of the progress of work in a folder, with advice after an interruption."""
     from confed.api.progress import Display
 

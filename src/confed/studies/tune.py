@@ -45,6 +45,7 @@ from confed.studies import pool
 from confed.studies.runner import refusals
 from confed.studies.study import differing, joined
 from confed.studies.tuned import (
+    TUNING,
     Trial,
     Tuned,
     effective_questions,
@@ -268,7 +269,6 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
 
 # Hyper-parameter tuning: equally many configurations for every method -----------------------------------------
 
-TUNING = "tuning.toml"  # not recipe.toml: this is no run folder
 BELOW = 2.0
 """Standard errors of a validation score below the median at which a configuration may be stopped early."""
 
