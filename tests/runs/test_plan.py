@@ -13,7 +13,6 @@ from confed.cli.app import main
 from confed.federation.protocols import Batch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import plan as planning
-from confed.runs import plan_measurements
 from confed.runs.plan import RunPlan, makespan, plan_run
 from confed.runs.run import run
 
@@ -91,14 +90,14 @@ def test_time_follows_from_seconds_per_batch(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_of_many_clients_a_few_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    before = plan_measurements.InProcess.__call__
+    before = planning.InProcess.__call__
 
-    def counted(executor: plan_measurements.InProcess, calls: list[plan_measurements.Call], *more: object) -> object:
+    def counted(executor: planning.InProcess, calls: list[planning.Call], *more: object) -> object:
         asked.extend(call.client.id for call in calls if call.action == "fit")
         return before(executor, calls, *more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(plan_measurements.InProcess, "__call__", counted)
-    monkeypatch.setattr(plan_measurements, "MEASURED", 2)
+    monkeypatch.setattr(planning.InProcess, "__call__", counted)
+    monkeypatch.setattr(planning, "MEASURED", 2)
     found = plan_run(_recipe("algorithm.name=fedavg", "data.train=8", "run.rounds=4"))
     assert len(asked) == 2 * 2 * len(planning.BATCHES)
     assert (found.clients, found.cohort, found.calls, len(found.clients_seconds)) == (3, 3, 12, 3)

@@ -311,6 +311,14 @@ def print_json(value: Any) -> None:
     print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
+def tell(content: Any, text: str, as_json: bool) -> None:
+    """A result on standard output: as JSON, or in words."""
+    if as_json:
+        print_json(content)
+    else:
+        Console().print(visible(escape(text)), soft_wrap=True, highlight=False)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from confed.system.release import VERSION

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, console, print_json, say
+from confed.cli.app import Json, app, console, print_json, say, tell
 from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
@@ -165,11 +165,9 @@ def gqa_scenes(
         manifest = prepare(
             gqa, images, out, options, predictions=predictions, weights=weights, device=device, progress=progress
         )
-    if as_json:
-        print_json(manifest)
-        return
-    _print_counts(manifest)
-    Console().print(f"written: {escape(str(out))}", soft_wrap=True, highlight=False)
+    if not as_json:
+        _print_counts(manifest)
+    tell(manifest, f"written: {out}", as_json)
 
 
 @prepare_app.command("vqa-v2")
@@ -199,18 +197,15 @@ def vqa_v2(
     options = Options(regions, width, precision, grid, device)
     with _bars() as progress:
         prepared = prepare(root, features or (), images or (), encoder, out, options, progress)
-    if as_json:
-        print_json(prepared)
-        return
-    shown = Console(highlight=False)
-    for split, count in prepared["questions"].items():
-        shown.print(f"{split}: {count} questions about {prepared['pictures'][split]} pictures")
-    shown.print(
-        f"features: {prepared['regions']} regions x {prepared['width']}, "
-        f"{prepared['padded']} pictures with fewer regions, "
-        f"{prepared['unused']} pictures that no question is about left out\nwritten: {escape(prepared['file'])}",
-        soft_wrap=True,
+    lines = [
+        f"{split}: {count} questions about {prepared['pictures'][split]} pictures"
+        for split, count in prepared["questions"].items()
+    ]
+    lines.append(
+        f"features: {prepared['regions']} regions x {prepared['width']}, {prepared['padded']} pictures with fewer "
+        f"regions, {prepared['unused']} pictures that no question is about left out\nwritten: {prepared['file']}"
     )
+    tell(prepared, "\n".join(lines), as_json)
 
 
 @prepare_app.command("label-embeddings")
@@ -248,12 +243,8 @@ def label_embeddings(
         labels, out, encoder=encoder, source=source, root=root, coarse=coarse, template=template, most=most, width=width
     )
     count, width = table.vectors.shape
-    if as_json:
-        print_json({"file": str(out), "labels": count, "width": width, "source": table.source})
-        return
-    shown = Console(highlight=False)
-    shown.print(f"{count} labels x {width} features: {escape(table.source)}", soft_wrap=True)
-    shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+    content = {"file": str(out), "labels": count, "width": width, "source": table.source}
+    tell(content, f"{count} labels x {width} features: {table.source}\nwritten: {out}", as_json)
 
 
 @prepare_app.command("pieces")
@@ -268,12 +259,8 @@ def pieces(
     from confed.prepare.sentencepiece import prepare_pieces
 
     prepared = prepare_pieces(recipe, out, size, overrides or ())
-    if as_json:
-        print_json(prepared)
-        return
-    shown = Console(highlight=False)
-    shown.print(f"{prepared['pieces']} pieces of {prepared['texts']} public texts")
-    shown.print(f"written: {escape(prepared['file'])}", soft_wrap=True)
+    text = f"{prepared['pieces']} pieces of {prepared['texts']} public texts\nwritten: {prepared['file']}"
+    tell(prepared, text, as_json)
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:
@@ -389,11 +376,8 @@ def model(
 
 def _converted(facts: Mapping[str, Any], text: str, out: Path, as_json: bool, kind: str = "file") -> None:
     """What a conversion has written, as JSON or as text with the facts filled in."""
-    if as_json:
-        print_json({kind: str(out), **facts})
-        return
-    written = f"written: {escape(str(out))} (SHA-256 {facts['sha256']})"
-    Console(highlight=False).print(f"{text.format(**facts)}\n{written}", soft_wrap=True)
+    written = f"{text.format(**facts)}\nwritten: {out} (SHA-256 {facts['sha256']})"
+    tell({kind: str(out), **facts}, written, as_json)
 
 
 KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which picture files were found whole"}
@@ -419,11 +403,11 @@ def cache(
     for kind, (folder, files) in kept.items():
         size = sum(file.stat().st_size for file in files)
         folders[kind] = {"folder": str(folder), "files": len(files), "bytes": size}
-    if as_json:
-        print_json(folders)
-        return
-    for kind, held in folders.items():
-        print(f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}")
+    lines = [
+        f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}"
+        for kind, held in folders.items()
+    ]
+    tell(folders, "\n".join(lines), as_json)
 
 
 def _kept() -> dict[str, tuple[Path, list[Path]]]:

@@ -65,43 +65,41 @@ def _system() -> dict[str, str]:
 
 
 def _memory() -> str:
-    names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    if "SC_PHYS_PAGES" not in names:
-        return "unknown on this system"
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
-    free = f"{int(available[1]) / 2**20:.1f} GiB available of " if available else ""
-    return f"{free}{total / 2**30:.1f} GiB"
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 2**30:.1f} GiB available of {memory.total / 2**30:.1f} GiB"
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+def _requirements() -> dict[str, list[str]]:
+    """Extra, or "" for those that are always there -> what it requires."""
+    groups: dict[str, list[str]] = {}
+    for requirement in requires(DISTRIBUTION) or ():
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        groups.setdefault(extra[1] if extra else "", []).append(requirement)
+    return groups
 
 
 def _libraries() -> dict[str, str]:
     versions = {"confed": VERSION}
-    for requirement in requires(DISTRIBUTION) or ():
-        if "extra ==" not in requirement:
-            name = _package(requirement)
-            hint = for_this_installation(f"pip install {name} -c constraints.txt")
-            versions[name] = _version(name) or f"missing ({requirement}): {hint}"
+    for requirement in _requirements().get("", ()):
+        name = _package(requirement)
+        hint = for_this_installation(f"pip install {name} -c constraints.txt")
+        versions[name] = _version(name) or f"missing ({requirement}): {hint}"
     return versions
 
 
 def _extras() -> dict[str, str]:
-    groups: dict[str, list[str]] = {}
-    for requirement in requires(DISTRIBUTION) or ():
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if extra:
-            groups.setdefault(extra[1], []).append(_package(requirement))
     lines: dict[str, str] = {}
-    for extra, packages in sorted(groups.items()):
-        have = {name: _version(name) for name in packages}
-        missing = [name for name, installed in have.items() if installed is None]
-        installed_extras = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
-        command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
-        hint = f"missing {', '.join(missing)}: {command}" if missing else ""
-        lines[extra] = "; ".join(filter(None, (installed_extras, hint)))
+    for extra, required in sorted(_requirements().items()):
+        versions = {name: _version(name) for name in map(_package, required)}
+        missing = [name for name, installed in versions.items() if installed is None]
+        parts = [", ".join(f"{name} {installed}" for name, installed in versions.items() if installed)]
+        if missing:
+            command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
+            parts.append(f"missing {', '.join(missing)}: {command}")
+        if extra:
+            lines[extra] = "; ".join(filter(None, parts))
     return lines
 
 
