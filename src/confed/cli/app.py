@@ -166,9 +166,10 @@ def handling(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) ->
 
 
 def _code(given: Sequence[str]) -> int:
+    words = {word.partition("=")[0] for word in given}
     for earlier, now in RENAMED.items():
         verb, *options = earlier.split()
-        if given[:1] == [verb] and all(any(word.split("=")[0] == option for word in given) for option in options):
+        if given[:1] == [verb] and words.issuperset(options):
             complain(f"confed {earlier} is now: {now}")
             return FAULTY
     try:
@@ -252,6 +253,7 @@ def _write_parameters(command: Any, context: Any, formatter: Any) -> None:
         if record := parameter.get_help_record(context):
             name, text = record
             rows.append((name, text.replace(r"\[", "[").replace("  [", " [").removesuffix(" [required]")))
+    rows.append(("-q --grant --allow-code", "Of every command; see confed --help."))
     formatter.write_paragraph()
     with formatter.indentation():
         formatter.write_dl(rows, col_max=24)
