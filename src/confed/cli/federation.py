@@ -67,7 +67,7 @@ def server(
     recipe: Source,
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
-    tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
+    tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
     sites: Annotated[Path | None, typer.Option(help="Sites and their public keys. [default: sites.json there]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
