@@ -229,7 +229,8 @@ def command_line() -> Any:
     """The command line, whose help is as short as it can be: options of every command stand in that of the root."""
     root: Any = typer.main.get_command(app)
     shared = shared_options()
-    root.params = [option for option in root.params if option.name != "show_completion"]
+    for option in root.params:
+        option.hidden = option.name == "show_completion"
     pending = [root]
     while pending:
         command = pending.pop()

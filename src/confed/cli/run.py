@@ -38,6 +38,7 @@ from confed.cli.study import (
     show_sweep,
 )
 from confed.system.collector import collector_at_rest
+from confed.system.format import duration
 from confed.tracking.backends import BACKENDS
 
 if TYPE_CHECKING:
@@ -254,17 +255,11 @@ def _states_table(place: Path, states: "Sequence[RunState]") -> Group:
             "" if state.loss is None else f"{state.loss:.4f}",
             "" if state.value is None else f"{state.value:.1%}",
             "" if state.seconds is None else f"{state.seconds:.1f}",
-            "" if state.left is None or state.state != "running" else _duration(state.left),
+            "" if state.left is None or state.state != "running" else duration(state.left),
         )
         if state.text:
             table.add_row("", escape(state.text))
     return Group(heading, table)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _newest(runs: Path) -> Path:
