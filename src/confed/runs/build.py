@@ -289,12 +289,13 @@ def _features(run: RunSection) -> FeatureSettings | None:
     allowed = os.environ.get("CONFED_FEATURES", "auto")  # what this machine's owner says, whatever recipes say
     if allowed not in ("auto", "memory", "off"):
         raise ValueError(f"CONFED_FEATURES must be auto, memory or off, got {allowed!r}")
-    if "off" in (run.features, allowed):
+    if "off" in (run.features.keep, allowed):
         return None
     folder: Path | None = None
     with suppress(OSError):
-        folder = cache_folder().parent / "features" if run.features == allowed == "auto" else None
-    return FeatureSettings(int(run.features_memory * 1e9), folder, int(run.features_disk * 1e9), run.features_tolerance)
+        folder = cache_folder().parent / "features" if run.features.keep == allowed == "auto" else None
+    kept = run.features
+    return FeatureSettings(int(kept.memory * 1e9), folder, int(kept.disk * 1e9), kept.tolerance)
 
 
 def check_device(recipe: Recipe, *, alone: bool = False) -> None:

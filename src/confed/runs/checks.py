@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from itertools import chain, islice
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,10 +136,10 @@ def check_local(algorithm: Algorithm, local: Local) -> None:
     refused = (
         ("accumulate", 1, traits.splits or traits.in_sessions, "client and server step after every batch"),
         ("iterations", 0, traits.splits or traits.in_epochs, "its rounds are made of epochs"),
-        ("horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
+        ("schedule.horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
     )
     for name, only, applies, why in refused:
-        value = getattr(local, name)
+        value = attrgetter(name)(local)
         if applies and value > only:
             raise ValueError(f"local.{name} must be {only} for {algorithm.title}, got {value}: {why}")
     if local.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
