@@ -285,7 +285,7 @@ class Comparison:
 
         more = (
             "Place by place (sign flips) and the values of every seed are not shown here: compare.md, .tex, "
-            "compare-clients.csv and compare-seeds.csv have them (written with --recipe or --out)."
+            "compare-clients.csv and compare-seeds.csv have them (written with --out, and of a recipe)."
         )
         return Group(*map(to_rich, self.tables()), *([Text(more)] if self._details() else []))
 

@@ -80,7 +80,7 @@ def studies_of(root: Path) -> dict[str, StudyFolder]:
         return {folder: study for folder, study in studies.items() if study is not None}
     study = growing(root)
     if study is None:
-        raise ValueError(f"{root} must be a study of `confed compare --recipe`, or a sweep")
+        raise ValueError(f"{root} must be a study of `confed compare RECIPE`, or a sweep")
     return {"": study}
 
 
@@ -117,10 +117,7 @@ def read_cells(root: Path) -> Cells:
     """The cells of a study or sweep."""
     file = root / CELLS
     if not file.is_file():
-        raise ValueError(
-            f"{root} has no {CELLS}; write it with `confed compare --recipe RECIPE --on script`, or `confed sweep`, "
-            "and the same --out"
-        )
+        raise ValueError(f"{root} has no {CELLS}; write it with `confed compare RECIPE --on script` and the same --out")
     with faults_of(file, "a list of cells"):
         content: Any = json.loads(file.read_text(encoding="utf-8"))
         cells = tuple(Cell(**entry) for entry in content["cells"])
