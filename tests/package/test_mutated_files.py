@@ -222,7 +222,7 @@ def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path: Path) -> 
     begun.mkdir(parents=True)
     (begun / ".main-0.safetensors.123.tmp").write_bytes(b"")
     (tmp_path / ".summary.json.123.tmp").write_bytes(b"")
-    stays = [tmp_path / ".lock.json.abc.tmp", tmp_path / f".x.{os.getpid()}.tmp", tmp_path / "summary.json"]
+    stays = [tmp_path / f".x.{os.getpid()}.tmp", tmp_path / "summary.json"]
     for path in stays:
         path.write_bytes(b"")
     remove_unfinished(tmp_path)
