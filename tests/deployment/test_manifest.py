@@ -17,6 +17,7 @@ from confed.deployment.manifest import (
     Manifest,
     accept,
     check_serial,
+    check_signed,
     check_site,
     digest_of,
     sign,
@@ -160,7 +161,6 @@ def test_doctor_looks_at_the_signature(site: Path) -> None:
 
 
 def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
-    from confed.cli.federation import check_signed
     from confed.deployment.flare.provision import provision_flare
 
     provision_flare(root := tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "x = 1\n"))

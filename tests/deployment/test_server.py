@@ -342,13 +342,17 @@ def test_a_second_client_on_a_flare_kit_or_its_private_folder_is_refused(
     from confed.deployment.flare import server
     from confed.deployment.flare.provision import provision_flare
     from confed.deployment.provision import Federation
+    from confed.deployment.transports import Joining
+    from confed.system.events import ignore
 
     monkeypatch.setattr(server, "ENDING", 0.0)
     monkeypatch.setattr(server, "supervised", lambda *_: pytest.fail("FLARE was started"))
     provision_flare(tmp_path / "fed", Federation(("a",), "localhost", 8443, "x = 1\n"))
     kit = tmp_path / "fed" / "sites" / "a"
     with held(kit / folder) as said, pytest.raises(ValueError, match="another process") as refused:
-        server.join(recipe_of("fedavg"), kit, kit / "private", threading.Event())
+        server.TRANSPORT.join(
+            recipe_of("fedavg"), Joining("a", kit / "private", kit=kit), None, threading.Event(), ignore
+        )
     assert str(refused.value).startswith(said)
 
 

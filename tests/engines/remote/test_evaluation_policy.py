@@ -339,7 +339,7 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
         given.append((limit, evaluations))
         raise ValueError("enough")
 
-    monkeypatch.setattr("confed.deployment.site.open_site", opening)
+    monkeypatch.setattr("confed.deployment.flower.open_site", opening)
     make_key(tmp_path / "key")
     line = ["client", "fedvqa_scenes", "--site", "sports", "--insecure", "--key", str(tmp_path / "key")]
     CliRunner().invoke(app, [*line, "--evaluations", "noise=8", "--epsilon", "4"])
