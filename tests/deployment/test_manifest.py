@@ -227,37 +227,13 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
     accept(home / "private", authority, manifest)
     for name in SIGNED:  # somebody on the way hands out what the coordinator signed before
         shutil.copy(old / name, home / name)
-    command = [
-        "client",
-        str(home / "recipe.toml"),
-        "--site",
-        "cold",
-        "--server",
-        "localhost:1",
-        "--key",
-    ]
+    command = ["client", str(home / "recipe.toml"), "--site", "cold", "--server", "localhost:1", "--key"]
     assert (
-        exit_code(
-            [
-                *command,
-                str(home / "key"),
-                "--ca",
-                str(home / "ca.crt"),
-                "--private",
-                str(home / "private"),
-            ]
-        )
-        == 2
+        exit_code([*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")]) == 2
     )
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
-    given = (
-        home / "ca.crt",
-        home / "key",
-        "cold",
-        str(home / "recipe.toml"),
-        None,
-    )
+    given = (home / "ca.crt", home / "key", "cold", str(home / "recipe.toml"), None)
     assert check_signature(*given)[0].mark == "good"
     assert check_signature(*given, private=home / "private")[0].mark == "bad"
 

@@ -18,14 +18,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
-from confed.engines.local import (
-    InProcess,
-    RoundRecord,
-    Setup,
-    Simulation,
-    Workspace,
-    simulate,
-)
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.perform import count_parameters
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action

@@ -311,14 +311,7 @@ def small_vilt() -> nn.Module:
 
 def evaluated_setup(algorithm: Algorithm, build: Callable[[], nn.Module], **options: Any) -> Setup:
     options = {"local": LOCAL, **options}
-    return Setup(
-        algorithm,
-        members(build is small_vilt),
-        options.pop("task", VQA(4)),
-        build=build,
-        rounds=1,
-        **options,
-    )
+    return Setup(algorithm, members(build is small_vilt), options.pop("task", VQA(4)), build=build, rounds=1, **options)
 
 
 def evaluated(

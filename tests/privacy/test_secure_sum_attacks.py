@@ -19,14 +19,7 @@ from confed.federation.messages import Call, Message
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
-from confed.privacy.secure_sum.masks import (
-    NONCE,
-    SHARE,
-    add_mask,
-    join_shares,
-    opened,
-    pair_secret,
-)
+from confed.privacy.secure_sum.masks import NONCE, SHARE, add_mask, join_shares, opened, pair_secret
 from confed.privacy.secure_sum.member import Keys, Member, recall, remember, seal_purpose
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.testing.toy import toy_setup
@@ -61,10 +54,7 @@ def texts(member: Member, parcels: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def test_a_tensor_in_two_blocks_would_give_away_who_is_in_one_of_them() -> None:
-    for blocks in (
-        (Block(("w",), NAMES), Block(("v", "w"), NAMES[1:])),
-        (Block(("w", "w"), NAMES),),
-    ):
+    for blocks in ((Block(("w",), NAMES), Block(("v", "w"), NAMES[1:])), (Block(("w", "w"), NAMES),)):
         with pytest.raises(ValueError, match="must name every tensor once, got 'w' 2 times"):
             replace(PLAN, blocks=blocks)
     with pytest.raises(ValueError, match="must have tensors, got none"):

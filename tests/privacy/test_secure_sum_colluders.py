@@ -25,15 +25,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
-from confed.privacy.secure_sum.masks import (
-    SHARE,
-    add_mask,
-    join_shares,
-    new_key,
-    opened,
-    pair_secret,
-    public_key,
-)
+from confed.privacy.secure_sum.masks import SHARE, add_mask, join_shares, new_key, opened, pair_secret, public_key
 from confed.privacy.secure_sum.member import Keys, Member, as_tensor, mask_purpose, seal_purpose
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys, statement

@@ -325,11 +325,7 @@ def test_messages_have_the_internal_parts_that_are_relied_on() -> None:
 @pytest.mark.parametrize(
     ("local", "gone", "says"),
     [
-        (
-            "FleetHttpClient",
-            "FleetHttpClient",
-            "flwr.supernode.fleet_http_client.FleetHttpClient: the name is gone",
-        ),
+        ("FleetHttpClient", "FleetHttpClient", "flwr.supernode.fleet_http_client.FleetHttpClient: the name is gone"),
         ("LinkState", "LinkState.claim_task", "flwr.server.superlink.linkstate.LinkState: no method 'claim_task'"),
     ],
 )

@@ -80,10 +80,7 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
     with (
         open_superlink(
             keys, certificate=server / "server.crt", key=server / "server.key", waiting=tmp_path / "post"
-        ) as (
-            grid,
-            port,
-        ),
+        ) as (grid, port),
         on_line(folder, setup, port, tmp_path, said),
     ):
         transport, audit = FlowerTransport(grid, keys), tmp_path / "audit.jsonl"
@@ -510,10 +507,7 @@ def test_who_sends_nothing_or_too_slowly_is_put_out(folder: Path) -> None:
     trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
     with open_superlink(
         keys_of(folder), certificate=server / "server.crt", key=server / "server.key", limits=LIMITS
-    ) as (
-        _,
-        port,
-    ):
+    ) as (_, port):
         with socket.create_connection(("127.0.0.1", port)) as silent:  # no TLS
             assert ended(silent, 8) < 4
         plain = socket.create_connection(("127.0.0.1", port))

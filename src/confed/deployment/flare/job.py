@@ -31,17 +31,7 @@ from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
-from confed.system.events import (
-    Caution,
-    Event,
-    Note,
-    Progress,
-    RunProgress,
-    SiteStates,
-    SiteStatus,
-    from_json,
-    to_json,
-)
+from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates, SiteStatus, from_json, to_json
 from confed.system.folder_lock import exclusive
 
 ENDING = 30.0
