@@ -32,5 +32,10 @@ class Tampering:
         waiting = self.tampers.get(self.kinds.get(sent, ""), [])
         return waiting.pop(0)(*reply) if isinstance(reply, tuple) and waiting else reply
 
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def set_max_reply_bytes(self, largest: int) -> None: ...
+
     def forget(self, sent: str) -> None:
         self.inner.forget(sent)

@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
+from confed.engines.perform import Setup
 from confed.engines.remote import server
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
@@ -212,39 +215,48 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     assert {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.safetensors")} == kept
 
 
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        ({"seed": 3}, "the recipe"),
-        ({"algorithm": toy_setup(FedPer(accumulator="float64")).algorithm}, "the recipe"),
-    ],
-)  # fmt: skip
-def test_a_site_with_another_recipe_is_told_and_left_out(tmp_path: Path, other: dict[str, object], says: str) -> None:
-    setup = toy_setup(FedPer(), rounds=1)
-    letters = Letters(setup, tmp_path)
-    stranger = Site(replace(setup, **other), client_named(setup, "client-1"), tmp_path / "stranger")  # type: ignore
-    letters.sites[1] = stranger
-    remote = Remote(setup, letters, timeouts=QUICK)
-    assert [info.id for info in remote.sites.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
-    assert says in remote.sites.status["client-1"].note
-    assert says in str(stranger.problem)
-    assert rounds(setup, remote)[0].errors == {"client-1": "ConnectionError: the site is not connected"}
+def another_version(setup: Setup) -> Site:
+    site = Site(setup, client_named(setup, "client-1"), Path("another"))
+    site.fingerprint = replace(site.fingerprint, version="0.0.1")
+    return site
 
 
-def test_a_site_with_another_backbone_is_told(tmp_path: Path) -> None:
-    setup = toy_setup(FedAvg(), rounds=1)
+def another_recipe(setup: Setup, **other: Any) -> Site:
+    return Site(replace(setup, **other), client_named(setup, "client-1"), Path("another"))
 
-    def other() -> torch.nn.Module:
+
+def another_backbone(setup: Setup) -> Site:
+    def build() -> torch.nn.Module:
         model = setup.build()
         with torch.no_grad():
             model.get_parameter("stem.weight")[0, 0] += 1e-3
         return model
 
+    return another_recipe(setup, build=build)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "says"),
+    [
+        (another_version, "the version of confed"),
+        (partial(another_recipe, seed=3), "the recipe"),
+        (partial(another_recipe, algorithm=toy_setup(FedPer(accumulator="float64")).algorithm), "the recipe"),
+        (another_backbone, "such as those of its frozen backbone"),
+    ],
+    ids=["version", "seed", "method", "backbone"],
+)
+def test_a_site_of_another_run_is_told_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: Callable[[Setup], Site], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = toy_setup(FedPer(), rounds=1)
     letters = Letters(setup, tmp_path)
-    letters.sites[0] = Site(replace(setup, build=other), client_named(setup, "client-0"), tmp_path / "other")
+    letters.sites[1] = stranger(setup)
     remote = Remote(setup, letters, timeouts=QUICK)
-    remote.sites.gather(CLIENTS, wait=0.02)
-    assert "such as those of its frozen backbone" in remote.sites.status["client-0"].note
+    assert [info.id for info in remote.sites.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
+    assert says in remote.sites.status["client-1"].note
+    assert says in str(letters.sites[1].problem)
+    assert rounds(setup, remote)[0].errors == {"client-1": "ConnectionError: the site is not connected"}
 
 
 def test_two_sites_cannot_be_the_same_client(tmp_path: Path) -> None:

@@ -42,14 +42,12 @@ from confed.engines.remote.protocol import (
     version_of,
 )
 from confed.engines.remote.sites import (
-    Bounded,
     Norms,
     PendingCall,
     SiteBatch,
     SiteRegistry,
     Timeouts,
     Transport,
-    Waiting,
     patiently,
 )
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
@@ -325,8 +323,7 @@ class Remote(Dispatcher):
         self._setup, self._local = setup, InProcess(setup, workspace)
         self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
         limits = self._reader.limits
-        if isinstance(transport, Bounded):
-            transport.set_max_reply_bytes(limits.head + limits.body)
+        transport.set_max_reply_bytes(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(
             transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
@@ -375,9 +372,7 @@ class Remote(Dispatcher):
 
     def pauses(self) -> Pauses:
         """Pauses between looks at what has arrived, from now on."""
-        transport = self.sites.transport
-        interval = self.timeouts.interval
-        return Pauses(interval, transport.wait) if isinstance(transport, Waiting) else Pauses(interval)
+        return Pauses(self.timeouts.interval, self.sites.transport.wait)
 
     def close(self) -> None:
         """Removes what is left of the replies on disk."""

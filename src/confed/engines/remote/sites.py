@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from confed.engines.dispatch import Batch
@@ -79,22 +79,12 @@ class Transport(Protocol):
         """End of the wait for the reply to this request."""
         ...
 
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A transport that can refuse a message that is too large before it has all of it."""
-
-    def set_max_reply_bytes(self, largest: int) -> None:
-        """From now on a reply has at most so many bytes."""
-        ...
-
-
-@runtime_checkable
-class Waiting(Protocol):
-    """A transport that knows when a reply arrives."""
-
     def wait(self, seconds: float) -> bool:
         """Waits until a reply has arrived since the last wait, at most so long; False, at once, if it cannot."""
+        ...
+
+    def set_max_reply_bytes(self, largest: int) -> None:
+        """From now on a reply has at most so many bytes, where it can be refused before all of it is here."""
         ...
 
 
