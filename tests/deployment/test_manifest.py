@@ -77,7 +77,7 @@ def test_a_site_has_everybody_s_keys_and_the_digests(site: Path) -> None:
     check_site(manifest, "cold", manifest.sites["cold"], recipe=site / "recipe.toml", card=site / "card.json")
 
 
-def test_without_a_wheel_the_page_says_how_to_get_one_and_names_no_index(tmp_path: Path) -> None:
+def test_without_a_wheel_the_page_says_how_to_get_one(tmp_path: Path) -> None:
     provision(tmp_path / "fed", Federation(("a",), "h.org", 8443, ""))
     for page in (tmp_path / "fed").rglob("README.md"):
         text = " ".join(page.read_text().split())
@@ -258,7 +258,7 @@ def test_a_coordinator_chooses_numbers_upwards_only(home: Path) -> None:
         sign_again(server, server.parent / "authority" / "ca.key", serial=8)
 
 
-def test_manifests_from_before_there_were_numbers_count_as_the_oldest(home: Path) -> None:
+def test_manifests_without_numbers_count_as_the_oldest(home: Path) -> None:
     server = home.parents[1] / "server"
     authority = (home / "ca.crt").read_bytes()
     content = json.loads((server / MANIFEST).read_text())

@@ -64,9 +64,7 @@ def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [("cold",), SITES_OF], ids=["one", "all"])
-def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
-    tmp_path: Path, silent: tuple[str, ...]
-) -> None:
+def test_results_of_silent_sites_are_missing_with_the_reason(tmp_path: Path, silent: tuple[str, ...]) -> None:
     recipe, file, state = recipe_of("fedavg", "run.rounds=1"), tmp_path / "recipe.toml", tmp_path / "state"
     file.write_text(recipe.to_toml())
     grid = grid_of(file, tmp_path, **dict.fromkeys(silent, "off"))
@@ -82,7 +80,7 @@ def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
     assert "<html" in write_report(state).read_text()
 
 
-def test_asynchronous_rounds_are_led_until_the_last_model_is_evaluated_everywhere(tmp_path: Path) -> None:
+def test_asynchronous_rounds_end_with_an_evaluation_everywhere(tmp_path: Path) -> None:
     recipe, file = recipe_of("fedavg", "run.rounds=4", "run.buffer=2"), tmp_path / "recipe.toml"
     file.write_text(recipe.to_toml())
     summary = run_server(recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)))
@@ -104,7 +102,7 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         run_server(recipe_of("scaffold", "run.buffer=2"), tmp_path / "c", post)
 
 
-def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:
+def test_noise_at_the_server_is_no_function_of_the_seed(tmp_path: Path) -> None:
     noisy = (
         "algorithm.update_privacy.clip=1.0", "algorithm.update_privacy.noise=0.5", "algorithm.update_privacy.at=server",
         "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_seconds=1000.0",
@@ -235,7 +233,7 @@ def test_what_was_bounded_before_a_restart_is_in_the_summary(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_examples_that_a_site_leaves_out_are_in_the_servers_summary(tmp_path: Path) -> None:
+def test_examples_that_a_site_leaves_out_are_in_the_summary(tmp_path: Path) -> None:
     for place in ("here", "cold"):
         write_squares(tmp_path / place)
     for name in ("cold-train-0", "cold-train-3", "cold-test-1", "warm-train-1"):  # the last is another client's
@@ -336,7 +334,7 @@ def test_a_supernode_on_a_folder_in_use_is_left_out(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("folder", ["run", "private"])
-def test_a_second_client_on_a_flare_kit_or_its_private_folder_is_refused(
+def test_a_second_client_on_a_flare_kit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     from confed.deployment.flare import server

@@ -143,7 +143,7 @@ def test_a_recipe_with_another_start_method_is_refused() -> None:
         load_recipe("fedvqa_scenes", ["run.start_method=thread"])
 
 
-def test_figures_of_time_and_memory_are_there_without_the_module_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_memory_are_measured_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     from confed.engines import usage
 
     used = cpu_seconds()
@@ -184,7 +184,7 @@ def calls(names: str, session: bool = False) -> list[Call]:
     return [Call(ClientInfo(name, 1), "fit", Message(), session=session) for name in names]
 
 
-def test_a_client_has_one_call_at_a_time_and_others_do_not_wait_for_it() -> None:
+def test_a_client_has_one_call_at_a_time() -> None:
     batch = Batch(calls("aabc"), 0)
     assert list(batch.ready()) == [0, 2, 3]  # the second needs the state that the first leaves
     batch.begin(0, 7)

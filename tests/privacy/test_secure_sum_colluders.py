@@ -98,7 +98,7 @@ def plan_of(names: Sequence[str], options: SecureSum) -> Plan:
 
 
 @pytest.mark.parametrize("count", [3, 5, 7])
-def test_one_colluder_and_a_server_that_tells_two_stories_rebuild_no_update(count: int) -> None:
+def test_a_colluder_and_a_lying_server_rebuild_no_update(count: int) -> None:
     names = [f"site-{number}" for number in range(count)]
     update = np.arange(20, dtype=np.uint64)
     # More than half of the members is enough without a colluder, and not with one.
@@ -193,7 +193,7 @@ def test_who_does_not_sign_is_left_out_where_others_do(tmp_path: Path) -> None:
     assert "are not signed, and this site knows theirs" in str(errors_of(letters, number))
 
 
-def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
+def test_a_signature_is_for_one_member_sum_and_pair_of_keys() -> None:
     names = ["a", "b", "c"]
     private, public = key_pairs(names)
     plan, keys = plan_of(names, SecureSum()), Keys(bytes(32), bytes(31) + b"\x01")
@@ -217,7 +217,7 @@ def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
         ListedKeys(private["a"], {"c": "ssh-none"})
 
 
-def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path: Path) -> None:
+def test_a_site_of_a_secure_sum_needs_its_founding_list(tmp_path: Path) -> None:
     provision(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
     folder, server = tmp_path / "f" / "sites" / "a", tmp_path / "f" / "server"
     recipe = load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
@@ -265,7 +265,7 @@ def vouched(root: Path, names: Mapping[str, str]) -> dict[str, Path]:
     return kits
 
 
-def test_certificates_of_the_federations_authority_say_who_signed(tmp_path: Path) -> None:
+def test_certificates_of_the_authority_say_who_signed(tmp_path: Path) -> None:
     names = {"a": "hospital-a", "b": "b", "late": "late"}
     kits = vouched(tmp_path / "ours", names)
     signers = {name: VouchedKeys(kit, {"a": "hospital-a"}) for name, kit in kits.items()}
@@ -365,7 +365,7 @@ def test_a_block_of_few_senders_gives_none_of_them_away(monkeypatch: pytest.Monk
     assert np.array_equal(found, update)
 
 
-def test_members_confirm_survivors_where_they_send_different_tensors(tmp_path: Path) -> None:
+def test_members_with_different_tensors_confirm_survivors(tmp_path: Path) -> None:
     class Owned(FedAvg):
         def rules(self, client: ClientInfo) -> Rules:
             return {"head.*": Scope.FROZEN if client.id == "client-3" else Scope.SHARED, "*": Scope.SHARED}

@@ -113,9 +113,7 @@ def _elsewhere(folder: Path, silent: float) -> None:
     os.utime(folder / LOCK, (then, then))
 
 
-def test_a_silent_holder_elsewhere_is_outlasted_and_a_living_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_holder_elsewhere_is_outlasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "STALE", 1.0)
     _elsewhere(tmp_path, 1000)  # its clock may be wrong: only what is seen from here counts
     began = time.monotonic()
@@ -199,7 +197,7 @@ def test_a_process_whose_folder_was_taken_over_stops(tmp_path: Path) -> None:
     check_held(tmp_path)
 
 
-def test_a_run_whose_folder_was_taken_over_writes_no_further_round(tmp_path: Path) -> None:
+def test_a_run_whose_folder_was_taken_over_stops(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def taken(progress: object) -> None:

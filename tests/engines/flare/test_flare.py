@@ -98,7 +98,7 @@ def received(post: FlareTransport, sent: str | None) -> tuple[bytes, bytes] | st
     return replies[-1]
 
 
-def test_replies_come_back_as_they_were_sent_from_sites_that_may_take_part() -> None:
+def test_replies_of_listed_sites_come_back_as_they_were_sent() -> None:
     here, stranger = Fake("site-b", echo), Fake("site-a", echo)
     post = FlareTransport([here, stranger], {"site-b": "cold"})
     assert {n: c.name for n, c in post.connections().items()} == {0: "cold"}
@@ -169,7 +169,7 @@ def test_when_flare_ends_the_job_everything_says_so() -> None:
 # A site's end -----------------------------------------------------------------------------------------------------
 
 
-def test_a_site_that_cannot_open_its_data_says_so_without_details() -> None:
+def test_a_site_that_cannot_open_its_data_gives_no_details() -> None:
     said: list[str] = []
 
     def opened() -> Site:
@@ -382,7 +382,7 @@ def test_a_bulletin_tells_another_process_what_is_new(tmp_path: Path) -> None:
 # Processes and jobs -----------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_dies_is_started_again_and_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     import psutil
 
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "

@@ -108,7 +108,7 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
     assert sum("connected to" in text for text in said) == 3
 
 
-def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+def test_only_supernodes_on_the_list_are_let_in(folder: Path, tmp_path: Path) -> None:
     said, setup = list[str](), toy_setup(FedPer(), rounds=1)
     keys = {key: name for key, name in keys_of(folder).items() if name != "client-1"}
     with over_tls(folder, keys) as (grid, port):
@@ -356,7 +356,7 @@ def test_a_large_message_travels_in_pieces(line: Line, monkeypatch: pytest.Monke
     assert "confirm-message-received" in line.paths
 
 
-def test_a_question_that_may_not_wait_is_answered_at_once_as_flower_does(tmp_path: Path) -> None:
+def test_a_question_that_may_not_wait_is_answered_at_once(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     key = read_key(tmp_path / "key")
     with open_superlink({read_public(public_of(key)): "one"}) as (grid, port):
@@ -461,7 +461,7 @@ def test_one_sites_key_does_not_take_the_places_of_others() -> None:
     assert put_out == [0, 1]
 
 
-def test_networks_of_version_6_and_mapped_addresses_count_as_one_address() -> None:
+def test_networks_of_version_6_count_as_one_address() -> None:
     table = ConnectionTable(ConnectionLimits(most=100, reserved=0, each=2))
     assert [table.admit(f"2001:db8::{n}") is None for n in range(1, 5)] == [False, False, True, True]
     assert table.admit("2001:db8:0:1::1") is not None

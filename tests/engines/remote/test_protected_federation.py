@@ -51,7 +51,7 @@ def exact(multiplier: float, times: int, delta: float) -> float:
 # Noise --------------------------------------------------------------------------------------------------------------
 
 
-def test_noise_of_the_system_is_normal_and_a_generators_seed_is_short() -> None:
+def test_noise_of_the_system_is_normal() -> None:
     one, other = (normal((300, 100), None, torch.float64) for _ in range(2))
     assert not torch.equal(one, other)
     assert float(one.mean().abs()) < 0.03
@@ -147,7 +147,7 @@ def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, m
     assert lines(tmp_path / "client-0" / "privacy.jsonl")[-1]["epsilon"] is None
 
 
-def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_path: Path) -> None:
+def test_a_repeated_request_costs_nothing_and_a_new_one_does(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     site = Site(setup, client_named(setup, "client-0"), tmp_path)
     first, second = site.handle(*fit(setup)), site.handle(*fit(setup))
@@ -311,7 +311,7 @@ def test_a_spoiled_sum_is_noticed_and_never_averaged(tmp_path: Path, name: str) 
         rounds(setup, remote_of(letters, PATIENT))
 
 
-def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path: Path) -> None:
+def test_no_answer_to_the_last_step_leaves_its_client_out(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(secure_sum=SecureSum(colluders=0)), rounds=1)
     letters = Letters(setup, tmp_path)
 
@@ -344,7 +344,7 @@ def kept_of_sums(letters: Letters) -> dict[str, list[str]]:
     return found
 
 
-def test_secrets_of_a_finished_sum_are_gone_from_every_version_of_a_sites_state(tmp_path: Path) -> None:
+def test_secrets_of_a_finished_sum_are_gone_from_all_states(tmp_path: Path) -> None:
     setup, letters, remote = four(tmp_path, rounds=2)
     counts: list[int] = []
 
@@ -370,7 +370,7 @@ def test_secrets_of_a_finished_sum_are_gone_from_every_version_of_a_sites_state(
     assert kept_of_sums(letters) == {f"client-{number}": [] for number in range(4)}
 
 
-def test_what_is_left_of_an_unfinished_sum_goes_when_the_run_is_over(tmp_path: Path) -> None:
+def test_secrets_of_an_unfinished_sum_go_with_the_run(tmp_path: Path) -> None:
     setup, letters, remote = four(tmp_path, rounds=1)
     letters.tamper[2] = lambda kind, head, body: (b"", b"") if kind == "fit" else (head, body)
     rounds(setup, remote)

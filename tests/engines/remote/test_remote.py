@@ -87,7 +87,7 @@ def foreign_head(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         (lambda kind, head, body: (b"\xff", body), "a head must be JSON"),
     ],
 )  # fmt: skip
-def test_a_bad_update_is_named_and_left_out_and_the_round_goes_on(tmp_path: Path, tamper: Tamper, says: str) -> None:
+def test_a_bad_update_is_named_and_left_out(tmp_path: Path, tamper: Tamper, says: str) -> None:
     setup = toy_setup(FedPer(), rounds=1)
     letters = Letters(setup, tmp_path)
     letters.tamper[1] = tamper
@@ -287,7 +287,7 @@ def test_a_site_that_is_late_is_left_out_and_catches_up(tmp_path: Path) -> None:
     assert same(rest[-1].servers, rounds(setup, Without(setup, "client-1", 1))[-1].servers)
 
 
-def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
+def test_a_killed_site_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=3)
     letters = Letters(setup, tmp_path)
     remote = remote_of(letters, PATIENT)
@@ -311,7 +311,7 @@ def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: 
     assert len(set(again)) == 3  # the second request was sent twice
 
 
-def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path: Path) -> None:
+def test_a_round_waits_for_the_minimum(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=2)
     letters = Letters(setup, tmp_path)
     remote = remote_of(letters, Timeouts(minimum=3, deadline=60, away=0.0, interval=1e-4))
@@ -333,7 +333,7 @@ def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path:
     assert same(second.servers, rounds(setup, InProcess(setup))[-1].servers)
 
 
-def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: Path) -> None:
+def test_a_run_ends_below_the_minimum_of_usable_replies(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=2)
     letters = Letters(setup, tmp_path)
     letters.tamper |= {0: with_tensors(not_a_number), 1: garbage}
@@ -396,7 +396,7 @@ def test_timeouts_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("answered", "late"), [(0.02, 0.006), (0.3, 0.04), (60.0, 0.25), (0.0, 0.0)])
-def test_short_answers_are_met_soon_and_long_ones_seldom_looked_for(
+def test_short_answers_are_met_soon_long_ones_seldom_sought(
     answered: float, late: float, monkeypatch: pytest.MonkeyPatch
 ):
     clock, looks = [100.0], 1

@@ -175,7 +175,7 @@ def test_scalars_are_those_that_the_method_declares(scalars: dict[str, object], 
     check_content(FedDC(), VQA(3), "fit", Message({}, {"loss": 1.5, "rate": 0.25}))
 
 
-def test_counts_look_as_the_task_says_whichever_site_speaks_first() -> None:
+def test_counts_look_as_the_task_says() -> None:
     task = Multilabel(2, thresholds=3)
     right = {f"global:{name}": torch.zeros(shape, dtype=torch.int64) for name, shape in task.count_shapes.items()}
     check_content(FedAvg(), task, "evaluate", Message(right))
@@ -216,7 +216,7 @@ def bodies() -> Iterator[tuple[str, object]]:
 
 
 @pytest.mark.parametrize(("name", "header"), list(bodies()), ids=[name for name, _ in bodies()])
-def test_a_long_header_is_refused_in_time_that_grows_with_its_length(name: str, header: object) -> None:
+def test_a_long_header_is_refused_in_linear_time(name: str, header: object) -> None:
     """A product of 150,000 extents took half a minute, in which the server answered nobody."""
     text = json.dumps(header).encode()
     body = len(text).to_bytes(8, "little") + text
@@ -363,7 +363,7 @@ class Unreadable:
     test = validation
 
 
-def test_errors_name_no_files_to_the_server_and_all_of_them_at_home(tmp_path: Path) -> None:
+def test_errors_name_files_at_the_site_only(tmp_path: Path) -> None:
     clients = {"client-0": Unreadable()}
     setup, said = toy_setup(FedAvg(), clients=clients), list[str]()  # type: ignore[arg-type]
     site = Site(setup, client_named(setup, "client-0"), tmp_path, progress=lambda event: said.append(event.text))
@@ -425,7 +425,7 @@ def test_the_end_of_a_run_is_told_to_every_site(tmp_path: Path) -> None:
     assert [to for to, kind, _, _ in letters.sent if kind == GOODBYE] == [0, 1]
 
 
-def test_replies_wait_in_the_folder_given_and_nothing_of_a_killed_process_stays(tmp_path: Path) -> None:
+def test_replies_wait_in_the_folder_given(tmp_path: Path) -> None:
     setup, spool = toy_setup(FedAvg(), rounds=1), tmp_path / "spool"
     (spool / "old").mkdir(parents=True)
     letters = Letters(setup, tmp_path)
@@ -446,7 +446,7 @@ def test_replies_wait_in_the_folder_given_and_nothing_of_a_killed_process_stays(
     assert not spool.exists()
 
 
-def test_a_site_that_comes_after_the_run_began_is_told_when_it_takes_part(tmp_path: Path) -> None:
+def test_a_site_that_comes_late_is_told_when_it_takes_part(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=1)
     letters = Letters(setup, tmp_path)
     late = letters.since.pop(2)

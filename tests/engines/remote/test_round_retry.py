@@ -66,7 +66,7 @@ def led(setup: Setup, root: Path, bounds: Bounds | None = None) -> tuple[list[Ro
 
 
 @pytest.mark.parametrize("bounds", [None, Bounds()], ids=["one by one", "bounded"])
-def test_the_round_goes_on_without_the_site_whose_reply_was_in_hand(tmp_path: Path, bounds: Bounds | None) -> None:
+def test_a_round_goes_on_without_the_site_that_broke_it(tmp_path: Path, bounds: Bounds | None) -> None:
     setup = toy_setup(Fragile(), rounds=3)
     records, letters, remote = led(setup, tmp_path, bounds)
     assert [set(record.errors) for record in records] == [set(), {"client-1"}, set()]
@@ -110,7 +110,7 @@ class Session(Fragile):
         return self.aggregate(server, (yield calls))
 
 
-def test_where_there_can_be_no_second_attempt_the_run_ends_with_the_sites_name(tmp_path: Path) -> None:
+def test_without_a_second_attempt_the_run_ends_with_a_name(tmp_path: Path) -> None:
     says = "round 2 ended at the reply of 'client-1': Session could not handle its reply to 'fit': KeyError: 'rate'"
     with pytest.raises(RuntimeError, match=says) as caught:
         led(toy_setup(Session(), rounds=2), tmp_path)
@@ -128,7 +128,7 @@ class Fickle(Twice):
         )
 
 
-def test_a_method_that_asks_for_something_else_is_not_answered_with_old_replies(tmp_path: Path) -> None:
+def test_other_questions_are_not_answered_with_old_replies(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"round 2 ended at the reply of 'client-1'.* 'client-0' for something else"):
         led(toy_setup(Fickle(), rounds=2), tmp_path)
 
