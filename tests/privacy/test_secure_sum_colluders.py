@@ -19,7 +19,7 @@ from confed.deployment.site import signer_by_kit, signer_by_list
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.protocol import Answer, Limits, open_body, seal
+from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.sites import Timeouts
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
@@ -31,6 +31,7 @@ from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys, statement
 from confed.recipes.recipe import load_recipe
 from confed.testing.toy import toy_clients, toy_setup
+from hostile_reply import changing
 from memory_transport import CLIENTS, Letters, remote_of, rounds, same
 
 SURE = Timeouts(deadline=60, away=60, interval=1e-4)
@@ -136,13 +137,10 @@ class Signing(Letters):
         return Site(self.setup, client, self.root / name, signer=self.signers.get(name))
 
 
-def forged(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+def own_keys(message: Message) -> Message:
     """A server that puts keys of its own in the place of a member's."""
-    if kind != "secure_keys":
-        return head, body
-    message = open_body(body, Limits(), {}, frozenset())
     own = {name: as_tensor(public_key(new_key())) for name in ("seal", "mask")}
-    return head, seal(Message({**message.tensors, **own}, message.scalars))
+    return Message({**message.tensors, **own}, message.scalars)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,7 @@ def test_a_server_that_hands_out_keys_of_its_own_gets_no_shares(
 ) -> None:
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), rounds=1)
     letters = Signing(setup, tmp_path, unsigned)
-    letters.tamper[1] = forged
+    letters.tamper[1] = changing(own_keys, "secure_keys")
     with pytest.raises(RuntimeError):
         rounds(setup, remote_of(letters, SURE))
     errors = {CLIENTS[to]: errors_of(letters, number) for number, (to, kind, _, _) in enumerate(letters.sent)

@@ -28,7 +28,8 @@ from confed.federation.wire import decode_state
 from confed.privacy.accountant import ORDERS, sampled_epsilon
 from confed.privacy.cut import CutPrivacy
 from confed.testing.toy import toy_clients, toy_setup
-from memory_transport import CLIENTS, PATIENT, Letters, Tamper, fit, remote_of, rounds, same
+from hostile_reply import Tamper, with_tensors
+from memory_transport import CLIENTS, PATIENT, Letters, fit, remote_of, rounds, same
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
 
@@ -277,17 +278,13 @@ def test_a_weight_of_the_servers_choice_is_refused(tmp_path: Path) -> None:
 
 
 def changed(name: str, value: int) -> Tamper:
-    """A reply in which a byte of a tensor is another."""
+    """A reply in which all bytes of a tensor are others."""
 
-    def tamper(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        if name not in message.tensors:
-            return head, body
-        tensors = {n: t.clone() for n, t in message.tensors.items()}
-        tensors[name].view(torch.uint8).flatten()[:] = value
-        return head, seal(Message(tensors, message.scalars))
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if name in tensors:
+            tensors[name].view(torch.uint8).flatten()[:] = value
 
-    return tamper
+    return with_tensors(change)
 
 
 def test_a_public_key_that_is_none_leaves_its_client_out(tmp_path: Path) -> None:

@@ -30,19 +30,10 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.testing.toy import toy_setup
+from hostile_reply import with_tensors
 from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 # What is refused --------------------------------------------------------------------------------------------------
-
-
-def with_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Tamper:
-    def tamper(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        tensors = {name: tensor.clone() for name, tensor in message.tensors.items()}
-        change(tensors)
-        return head, seal(Message(tensors, message.scalars))
-
-    return tamper
 
 
 def not_a_number(tensors: dict[str, torch.Tensor]) -> None:
