@@ -134,9 +134,8 @@ def test_places_with_other_columns_keep_theirs(tmp_path: Path) -> None:
     write_records(tmp_path, replace(records_of([]), tests=tests), {"unseen": examples})
     assert read_records(tmp_path).tests == tests
     found = read_examples(tmp_path, "unseen")
-    assert {place: [*columns] for place, columns in found.items()} == {
-        "a": ["name", "prediction", "correct"], "b": ["prediction", "measure/m", "correct"],
-    }  # fmt: skip
+    assert found["a"].keys() == {"name", "prediction", "correct"}
+    assert found["b"].keys() == {"prediction", "measure/m", "correct"}
     assert found["a"]["prediction"].tolist() == [[1, 2, -1], [3, 4, -1]]
 
 

@@ -21,7 +21,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ from confed.results.views import EVALUATED
 
 EXACT, MOST = 1_000_000, 8_400_000
 """Numbers of a table up to which they are exact, and numbers of a table at most."""
+
+ORDERED = 1000
+"""Places of a round that decide the order of columns."""
 
 TRAINING, POOLED = "training", "pooled"
 """Views of what is no test: losses and bytes by round and client, metrics of all places together by round and view."""
@@ -150,14 +154,18 @@ class _Table:
         self.places: list[np.ndarray] = []
         self.columns: dict[str, list[np.ndarray]] = {}
         self.orders: set[tuple[str, ...]] = set()  # in which places have measures
+        self.last: list[str] = []
+        self.codes = np.zeros(0, np.int32)
 
-    def add(self, round_of: int, places: Iterable[str], columns: Mapping[str, list[Any]]) -> None:
-        numbers = [self.numbers.setdefault(str(place), len(self.numbers)) for place in places]
-        self.places.append(np.array(numbers, np.int32))
-        self.rounds.append(np.full(len(numbers), round_of, np.int32))
+    def add(self, round_of: int, places: list[str], columns: Columns) -> None:
+        if places != self.last:  # most often the same ones in every round
+            self.last = places
+            self.codes = _codes(map(str, places), self.numbers)
+        self.places.append(self.codes)
+        self.rounds.append(np.full(len(places), round_of, np.int32))
         for name, values in columns.items():
             missing = [np.full(len(rows), np.nan) for rows in self.rounds[len(self.columns.get(name, ())) : -1]]
-            self.columns.setdefault(name, []).extend([*missing, _numbers(values)])
+            self.columns.setdefault(name, []).extend([*missing, values])
 
     def values(self) -> Values:
         columns: dict[str, np.ndarray] = {}
@@ -203,15 +211,15 @@ class Recorder:
                 columns["epsilon"] = epsilon
             places = list(dict.fromkeys(chain.from_iterable(columns.values())))
             if places:
-                by_column = {key: [of.get(place) for place in places] for key, of in columns.items()}
+                by_column = {key: _numbers([of.get(place) for place in places]) for key, of in columns.items()}
                 self._tables.setdefault(TRAINING, _Table()).add(int(line["round"]), places, by_column)
         elif line.get("event") == "evaluation":
             self._evaluations.append(_facts(line, (*EVALUATED, POOLED)))
             for view in (*EVALUATED, POOLED):
                 if places := line.get(view):
                     table = self._tables.setdefault(view, _Table())
-                    table.add(int(line["round"]), places, _by_measure(places))
-                    table.orders.update(map(tuple, places.values()))
+                    table.add(int(line["round"]), list(places), _by_measure(places))
+                    table.orders.update(map(tuple, islice(places.values(), ORDERED)))
 
     def records(self, tests: Mapping[str, Sequence[FinalResult]] | None = None) -> Records:
         """What was recorded so far, with the results of final models where there are any."""
@@ -227,10 +235,15 @@ def records_of(lines: Iterable[Mapping[str, Any]]) -> Records:
     return recorder.records()
 
 
-def _by_measure(places: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _by_measure(places: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Measure -> values of the places, in their order."""
     measures = dict.fromkeys(chain.from_iterable(places.values()))
-    return {measure: [of.get(measure) for of in places.values()] for measure in measures}
+    try:  # where every place has all of them, in one pass
+        values = chain.from_iterable(map(itemgetter(*measures), places.values()))
+        table = np.fromiter(values, np.float64).reshape(len(places), len(measures))
+        return dict(zip(measures, table.T, strict=True))
+    except (KeyError, TypeError, ValueError):
+        return {measure: _numbers([of.get(measure) for of in places.values()]) for measure in measures}
 
 
 def _facts(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
