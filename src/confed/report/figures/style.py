@@ -109,7 +109,7 @@ class Drawing:
         svg = self._save(COLOURS.__getitem__, "svg")[0].decode()
         return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
 
-    def png(self, dpi: int = 110) -> bytes:
+    def png(self, dpi: int = 160) -> bytes:
         """The drawing as a PNG file on white."""
         from PIL import Image
 
@@ -129,7 +129,7 @@ class Drawing:
             path.write_bytes(content)
         return paths
 
-    def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 110) -> "Figure":
+    def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 160) -> "Figure":
         """The drawing as a figure of matplotlib, on no screen until a notebook shows it."""
         from matplotlib.figure import Figure
 
