@@ -53,10 +53,10 @@ def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> di
 
 
 def spent_on_records(
-    setup: Setup, privacy: RecordPrivacy, history: Sequence[Mapping[str, Any]], clients: Sequence[str]
+    setup: Setup, privacy: RecordPrivacy, asked: Mapping[str, Mapping[str, int]], clients: Sequence[str]
 ) -> dict[str, Any]:
     """The field of ``summary.json`` of noise on the gradients of records: the ledger of each client's records."""
-    rounds = Counter(chain.from_iterable(line["bytes_down"] for line in history))
+    rounds = Counter(chain.from_iterable(asked.values()))
     examples = {info.id: info.num_examples for info in map(setup.population.info, range(len(setup.population)))}
     local = setup.local
     steps: dict[str, int] = {}
