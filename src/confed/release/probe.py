@@ -1,0 +1,57 @@
+"""Form of every probe: what the attacker knows, what is measured with intervals, and whether it applies to a run."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from confed.report.figures.style import Drawing
+
+if TYPE_CHECKING:
+    from confed.release.case import Case
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure with its interval."""
+
+    name: str  # as programs read it
+    title: str
+    value: float
+    low: float | None = None  # 95 % interval
+    high: float | None = None
+    chance: float | None = None  # of an attacker who sees nothing of the run
+    p: float | None = None  # one-sided, against chance; None where nothing is tested
+    count: int = 0  # what it is a figure of: records, sites or classes
+    limit: str = ""  # field of Release that it is held against
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe found."""
+
+    measures: Sequence[Measured]
+    notes: Sequence[str] = ()  # what the figures show and what they do not, in sentences
+    drawings: Sequence[Drawing] = field(default_factory=tuple[Drawing, ...])
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An attack on a run."""
+
+    name: str
+    title: str
+    attacker: str  # what the attacker knows, a sentence
+    excluded: Callable[["Case"], str]  # why it has nothing to attack in this run; "" where it has
+    seconds: Callable[["Case"], float]  # what it will take at least
+    look: Callable[["Case", float], Finding]  # the attack, within so many seconds
+
+
+@cache
+def probes() -> tuple[Probe, ...]:
+    """All probes, in the order of their modules."""
+    package = importlib.import_module("confed.release.probes")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(importlib.import_module(f"{package.__name__}.{name}").PROBE for name in names)
