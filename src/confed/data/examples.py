@@ -43,12 +43,12 @@ class TableData:
         self.tables = (train, validation, test)
         self._train, self._validation, self._test = self._read = self.tables
         self._sources = (Source(), Source(), Source())
-        self._rows: Tensor | None = None
+        self._kept: Tensor | None = None
 
     def only(self, rows: Tensor) -> "TableData":
         """The same with some of its training examples, whose numbers stay as they are."""
         fewer = copy(self)
-        fewer._rows = rows
+        fewer._kept = rows
         return fewer
 
     def on(self, move: Callable[[Tensor], Tensor]) -> "TableData":
@@ -58,7 +58,7 @@ class TableData:
         return moved
 
     def __len__(self) -> int:
-        return len(self._train) if self._rows is None else len(self._rows)
+        return len(self._train) if self._kept is None else len(self._kept)
 
     def shortened(self, train: int, others: int) -> "TableData":
         """The same with at most so many training examples, and so many validation and test examples."""
@@ -71,11 +71,11 @@ class TableData:
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
         """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
         order = torch.randperm(len(self), generator=rng)
-        return self._batches(0, batch_size, order if self._rows is None else self._rows[order])
+        return self._batches(0, batch_size, order if self._kept is None else self._kept[order])
 
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
-        rows = self._train if self._rows is None else self._train.take(len(self._rows))
+        rows = self._train if self._kept is None else self._train.take(len(self._kept))
         return rows.steps(batch_size, least)
 
     def validation(self, batch_size: int) -> Iterator[Batch]:

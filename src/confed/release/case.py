@@ -29,6 +29,7 @@ from confed.federation.messages import Call, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import LossPerExample, Output
 from confed.federation.randomness import generator
+from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
 from confed.results.folder import RunFolder, kind_of, read_jsonl
@@ -79,6 +80,7 @@ class Watched:
     norms: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     cosines: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     last: dict[str, tuple[Call, Reply]] = field(default_factory=dict[str, tuple[Call, Reply]])
+    first: dict[str, tuple[Call, Reply]] = field(default_factory=dict[str, tuple[Call, Reply]])
     middle: dict[str, tuple[Call, Reply]] = field(default_factory=dict[str, tuple[Call, Reply]])
     middle_round: int = 0
 
@@ -91,6 +93,7 @@ class Watched:
         if seen:
             self._measure(seen)
             self.last = seen
+            self.first = self.first or seen
             if round == self.middle_round:
                 self.middle = seen
 
@@ -252,6 +255,14 @@ class Case:
                 with torch.no_grad():
                     yield site, batch, self.network(batch)
 
+    @property
+    def unasked(self) -> str:
+        """Why the losses of single test records are not known; "" where they are."""
+        texts = task_spec(self.setup.task).judges in ("captions", "texts")
+        if texts:
+            return "test records have no texts to learn, so no losses: see Repeated text"
+        return "" if self.records(TEST, 1) else "there are no test records"
+
     def losses(self, models: Models, rows: Rows, role: int) -> Tensor:
         """The task's loss of every record, float64, in the order of the rows."""
         parts: list[Tensor] = [torch.zeros(0, dtype=torch.float64)]
@@ -295,6 +306,8 @@ class Case:
     @property
     def classes(self) -> int:
         """Number of answers that sites share; 0 where records have no label among such."""
+        if task_spec(self.setup.task).judges != "scores":
+            return 0
         labelled = all("label" in self.table(site, TRAIN).columns for site in self.sites)
         apart = bool(
             getattr(self.run_data.dataset, "answer_sets", None) or getattr(self.run_data.dataset, "tasks", None)

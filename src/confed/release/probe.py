@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.figures.style import Drawing
 
 if TYPE_CHECKING:
@@ -55,3 +58,12 @@ def probes() -> tuple[Probe, ...]:
     package = importlib.import_module("confed.release.probes")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(importlib.import_module(f"{package.__name__}.{name}").PROBE for name in names)
+
+
+def mean_measure(name: str, title: str, values: Sequence[float], limit: str = "") -> Measured:
+    """Mean of differences from an attacker who sees nothing, with an interval and a one-sided test by sign flips."""
+    strata = [np.asarray(values, dtype=np.float64)[None]]
+    interval, test = flip_interval(strata), sign_flip(strata)
+    p = test.p / 2 if test.difference > 0 else 1 - test.p / 2
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return Measured(name, title, test.difference, low, high, 0.0, p, len(values), limit)

@@ -73,7 +73,7 @@ def standing(case: Case, influence: Mapping[str, float]) -> list[Standing]:
 def _losses(case: Case, site: str) -> tuple[float, ...]:
     """Mean loss of a site's model, as it sent it, on all sites' validation records."""
     rows, losses = case.records(VALIDATION, LOOKED_AT), list[float]()
-    if case.unseen_updates or not rows:
+    if case.unseen_updates or case.unasked or not rows:
         return ()
     for seen in (case.replay.watched.middle, case.replay.watched.last):
         if site in seen and case.algorithm.global_model == "alone" and not case.algorithm.traits.changes:
