@@ -38,7 +38,7 @@ def test_standard_error_agrees_with_delong_where_records_are_alone() -> None:
     placed_members = (members[:, None] > others[None]).mean(1)
     placed_others = (members[:, None] > others[None]).mean(0)
     error = math.sqrt(placed_members.var(ddof=1) / 400 + placed_others.var(ddof=1) / 500)
-    assert (curve.auc_high - curve.auc_low) / (2 * 1.96) == pytest.approx(error, rel=0.15)
+    assert (curve.auc[2] - curve.auc[1]) / (2 * 1.96) == pytest.approx(error, rel=0.15)
 
 
 def test_intervals_are_wider_where_pictures_are_shared() -> None:
@@ -48,7 +48,7 @@ def test_intervals_are_wider_where_pictures_are_shared() -> None:
     grouped = curve_of(
         Scored(picture, np.repeat(np.arange(40), 10)), Scored(picture[::-1], np.repeat(np.arange(40), 10))
     )
-    assert grouped.auc_high - grouped.auc_low > 2 * (alone.auc_high - alone.auc_low)
+    assert grouped.auc[2] - grouped.auc[1] > 2 * (alone.auc[2] - alone.auc[1])
 
 
 def test_phi_is_the_logit_of_the_right_answers_probability() -> None:
@@ -114,7 +114,7 @@ def test_own_class_of_a_site_is_named_and_equal_sites_tell_nothing() -> None:
     rng = np.random.default_rng(0)
     answered = np.clip(shares + rng.normal(0, 0.01, shares.shape), 0, 1)
     measures = {measured.name: measured for measured in explained_shares(answered, shares)}
-    assert measures["propert_owner"].value == 1.0
+    assert measures["properties_owner"].value == 1.0
     assert measures["properties"].value > 0.5
     assert measures["properties"].p is not None
     assert measures["properties"].p < 0.01
@@ -146,8 +146,8 @@ def test_exposure_is_the_information_in_the_rank() -> None:
 
 
 def test_longest_run_counts_words_in_a_row() -> None:
-    assert longest_run("the red dog sits here".split(), "a red dog sits there".split()) == 3
-    assert longest_run("a b".split(), "c d".split()) == 0
+    assert longest_run(["the", "red", "dog", "sits"], ["a", "red", "dog", "sits", "up"]) == 3
+    assert longest_run(["a", "b"], ["c", "d"]) == 0
 
 
 def test_pictures_are_compared_with_the_nearest_one() -> None:

@@ -1,10 +1,12 @@
-"""What was trained, by whom, and what left each site: read from a run's folder, nothing is computed anew."""
+"""What left each site: read from a run's folder, nothing is computed anew."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from confed.federation.params import Params
+
+KINDS = {"lora": "LoRA", "adapter": "adapters", "prompt": "prompts"}
 
 
 @dataclass(frozen=True)
@@ -19,41 +21,36 @@ class Sent:
 
 
 def sent_by_site(
-    history: Sequence[Mapping[str, Any]], examples: Mapping[str, Mapping[str, int]], sites: Sequence[str]
+    history: Sequence[Mapping[str, Any]], examples: Mapping[str, Mapping[str, float]], sites: Sequence[str]
 ) -> list[Sent]:
     """Sites with the rounds in which they took part, from the lines of ``metrics.jsonl``."""
     lines = [line for line in history if line["event"] in ("round", "finish")]
     rows: list[Sent] = []
     for site in sites:
         took_part = [line for line in lines if site in line["bytes_up"] and site not in line["errors"]]
-        total = sum(line["bytes_up"][site] for line in took_part)
         rounds = spans([line["round"] for line in took_part])
-        rows.append(Sent(site, examples.get(site, {}).get("train"), rounds, len(took_part), total))
+        total = sum(line["bytes_up"][site] for line in took_part)
+        records = examples.get(site, {}).get("train")
+        rows.append(Sent(site, None if records is None else int(records), rounds, len(took_part), total))
     return rows
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Numbers as ranges: "1–4, 6"."""
-    parts: list[str] = []
-    start = previous = None
-    for number in [*sorted(numbers), None]:
-        if start is not None and number != previous + 1:
-            parts.append(f"{start}" if start == previous else f"{start}–{previous}")
-            start = None
-        if start is None:
-            start = number
-        previous = number
-    return ", ".join(parts) or "none"
+    """Ascending numbers as ranges: "1–4, 6"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges) or "none"
 
 
-def kinds_of(tensors: Params, head: str) -> dict[str, int]:
-    """Kind of tensor -> number of values: what the head has, LoRA and adapters by their names, and everything else."""
+def kinds_of(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
+    """Kind of tensor -> number of values: LoRA, adapters and prompts by their names, heads, and everything else."""
     kinds: dict[str, int] = {}
     for name, tensor in tensors.items():
-        kind = "other layers"
-        for word, label in (("lora", "LoRA"), ("adapter", "adapters"), ("prompt", "prompts"), (head, "head")):
-            if word in name:
-                kind = label
-                break
+        named = [label for word, label in KINDS.items() if word in name]
+        kind = named[0] if named else "head" if name.startswith(tuple(heads)) else "other layers"
         kinds[kind] = kinds.get(kind, 0) + tensor.numel()
     return kinds

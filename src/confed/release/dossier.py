@@ -9,19 +9,21 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.structure import heads_of
 from confed.metrics.statistics import LEVEL, holm
 from confed.release.account import kinds_of, sent_by_site
 from confed.release.case import Case
-from confed.release.gains import gains, references
+from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
-from confed.release.probe import Finding, Measured, probes
-from confed.release.standout import influence_of, standing
+from confed.release.probe import Finding, Measured, Probe, probes
+from confed.release.standout import Standing, standing
+from confed.report.figures.style import Drawing
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY
 from confed.system import format as formats
 from confed.system.events import Note, Progress, ignore
@@ -30,7 +32,6 @@ from confed.system.release import VERSION
 HEADING = b"confed dossier 1\n"
 """Comes before what is signed, so that no other signature of the key can be one of a dossier."""
 WITHIN, BEYOND, UNSET = "Within the limits you set.", "Beyond the limits you set: {}.", "No limits set: figures only."
-MINUTES = 30.0
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,12 @@ class Dossier:
     file: Path
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A figure against its limit."""
-
-    probe: str
-    measured: Measured
-    adjusted: float | None  # its p-value after Holm's correction over all attacks of the dossier
-    limit: float | None
-    verdict: str  # "within", "beyond", "not settled" or ""
-
-
 def dossier(
     run: Path | str,
     limits: Release | Path | str | None = None,
     *,
     out: Path | str | None = None,
-    minutes: float = MINUTES,
+    minutes: float = 30.0,
     key: Path | str | None = None,
     progress: Progress = ignore,
 ) -> Dossier:
@@ -93,7 +83,7 @@ def dossier(
         ValueError: no finished run, a faulty limit or key, or minutes that are not positive.
 
     Example:
-        >>> found = confed.dossier("runs/first", confed.Release(least_members=5), minutes=0.01)
+        >>> found = confed.dossier("runs/first", confed.Release(least_members=5), minutes=0.001)
         >>> found.sentence, found.file.name
         ('Within the limits you set.', 'dossier.json')
     """
@@ -101,200 +91,166 @@ def dossier(
 
     if not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
-    ends = time.monotonic() + 60 * minutes
     release = limits if isinstance(limits, Release) else Release() if limits is None else read_limits(Path(limits))
     signing = None if key is None else read_key(Path(key))
-    case = Case(Path(run), 60 * minutes)
+    examination = Examination(Case(Path(run), 60 * minutes), time.monotonic() + 60 * minutes, progress)
+    content, drawings = examination.content(release)
     folder = Path(run) / "dossier" if out is None else Path(out)
-    left: list[NotExamined] = []
-    findings = _probe(case, ends, left, progress)
-    figures = [(probe.title, measured) for probe, finding in findings for measured in finding.measures]
-    figures += [("Guarantees and sizes", measured) for measured in guarantees(case)]
-    judged = judge(figures, release)
-    sentence, details = verdict(judged, release, left)
-    content = {
-        "format": 1,
-        "made_by": f"confed {VERSION}",
-        "run": _described(case),
-        "sentence": sentence,
-        "details": details,
-        "limits": release.chosen,
-        "figures": [_figure(row) for row in judged],
-        "probes": [
-            {"name": probe.name, "title": probe.title, "attacker": probe.attacker, "notes": list(finding.notes)}
-            for probe, finding in findings
-        ],
-        "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
-        "kinds": kinds_of(*_shared(case)),
-        "protections": _protections(case),
-        "gains": [],
-        "standing": [],
-    }
-    content["gains"] = [{**asdict(row), "sentence": row.sentence} for row in _gains(case, ends, left, progress)]
-    content["standing"] = [asdict(row) for row in _standing(case, ends, left, progress)]
-    content["not_examined"] = [asdict(row) for row in left]
-    drawings = {probe.name: finding.drawings for probe, finding in findings}
     folder.mkdir(parents=True, exist_ok=True)
-    file, page = folder / "dossier.json", folder / "dossier.html"
-    sealed = seal(content, signing)
+    file, page, sealed = folder / "dossier.json", folder / "dossier.html", seal(content, signing)
     write_atomically(file, json.dumps(sealed, indent=1, ensure_ascii=False).encode())
     write_atomically(page, page_of(sealed, drawings).encode())
-    return Dossier(sentence, content, page, file)
+    return Dossier(content["sentence"], content, page, file)
 
 
-def _probe(case: Case, ends: float, left: list[NotExamined], progress: Progress) -> list[tuple[Any, Finding]]:
-    """All probes that apply and fit into the time; the others are put down as not examined."""
-    findings: list[tuple[Any, Finding]] = []
-    for probe in probes():
-        remaining = ends - time.monotonic()
-        reason = probe.excluded(case)
-        expected = math.nan if reason else probe.seconds(case)
-        if reason:
-            left.append(NotExamined(probe.title, reason))
-        elif expected > remaining:
-            left.append(NotExamined(probe.title, "it did not fit into the time", expected))
+class Examination:
+    """Everything that is looked at, one after the other, as far as the time reaches."""
+
+    def __init__(self, case: Case, ends: float, progress: Progress) -> None:
+        self.case, self.ends, self.progress = case, ends, progress
+        self.left: list[NotExamined] = []
+
+    def content(self, release: Release) -> tuple[dict[str, Any], dict[str, Sequence[Drawing]]]:
+        """The dossier as JSON, and each probe's drawings."""
+        case = self.case
+        if case.replayed:
+            self.progress(Note("The run once more"))
+        same_bits = case.replay[1] if case.replayed else None
+        findings = list(self._findings())
+        figures = [(probe.title, measured) for probe, finding in findings for measured in finding.measures]
+        figures += [("Guarantees and sizes", measured) for measured in guarantees(case)]
+        judged = judge(figures, release)
+        gained, standings = self._gains(), self._standing()
+        sentence, details = verdict(judged, release, len(self.left))
+        names = [] if case.sends_nothing else case.sent_names()
+        probes_made: list[dict[str, Any]] = []
+        for probe, finding in findings:
+            made = {"name": probe.name, "title": probe.title, "attacker": probe.attacker}
+            probes_made.append({**made, "notes": list(finding.notes)})
+        content = {
+            "format": 1,
+            "made_by": f"confed {VERSION}",
+            "sentence": sentence,
+            "details": details,
+            "limits": release.chosen,
+            "run": described(case),
+            "same_bits": same_bits,
+            "figures": judged,
+            "probes": probes_made,
+            "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
+            "kinds": kinds_of(
+                {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
+            ),
+            "gains": [{**asdict(row), "sentence": row.sentence} for row in gained],
+            "standing": [asdict(row) for row in standings],
+            "not_examined": [asdict(row) for row in self.left],
+        }
+        return content, {probe.name: finding.drawings for probe, finding in findings}
+
+    def _fits(self, what: str, seconds: float) -> bool:
+        """Whether something fits into the time that is left; if not it is put down."""
+        fits = seconds <= self.ends - time.monotonic()
+        if fits:
+            self.progress(Note(what))
         else:
-            progress(Note(f"{probe.title}: at most {formats.duration(remaining / 2)}"))
-            findings.append((probe, probe.look(case, remaining / 2)))
-    return findings
+            known = seconds if math.isfinite(seconds) else None
+            self.left.append(NotExamined(what, "it does not fit into the time", known))
+        return fits
 
+    def _findings(self) -> Iterator[tuple[Probe, Finding]]:
+        for probe in probes():
+            if reason := probe.excluded(self.case):
+                self.left.append(NotExamined(probe.title, reason))
+            elif self._fits(probe.title, probe.seconds(self.case)):
+                yield probe, probe.look(self.case, (self.ends - time.monotonic()) / 2)
 
-def _within(case: Case, what: str, seconds: float, ends: float, left: list[NotExamined]) -> bool:
-    if seconds <= ends - time.monotonic():
-        return True
-    left.append(NotExamined(what, "it did not fit into the time", seconds))
-    return False
+    def _gains(self) -> Sequence[Gain]:
+        what, traits = "What each site gained", self.case.algorithm.traits
+        if traits.centralised or not traits.communicates:
+            self.left.append(NotExamined(what, "the run is itself a reference: all in one place, or each alone"))
+            return ()
+        found = references(self.case)
+        fits = self._fits(what, (2 - len(found)) * 1.5 * self.case.training_seconds)
+        return gains(self.case, found, ignore) if fits else ()
 
-
-def _gains(case: Case, ends: float, left: list[NotExamined], progress: Progress) -> Sequence[Any]:
-    what = "What each site gained"
-    if case.algorithm.traits.centralised or not case.algorithm.traits.communicates:
-        left.append(NotExamined(what, "the run is itself a reference: one party, or each alone"))
-        return ()
-    found = references(case)
-    cost = (2 - len(found)) * 1.5 * case.training_seconds
-    if not _within(case, what, cost, ends, left):
-        return ()
-    progress(Note(what))
-    return gains(case, found, progress)
-
-
-def _standing(case: Case, ends: float, left: list[NotExamined], progress: Progress) -> Sequence[Any]:
-    what = "Sites that stand out"
-    if reason := case.unseen_updates:
-        left.append(NotExamined(what, reason))
-        return ()
-    progress(Note(what))
-    influence: dict[str, float] = {}
-    for site in case.sites if len(case.sites) > 1 else ():
-        known = case.has_without(site)
-        if known or _within(case, f"The model without {site}", case.training_seconds, ends, left):
-            share = influence_of(case, site)
-            influence |= {} if share is None else {site: share}
-    return standing(case, influence)
+    def _standing(self) -> Sequence[Standing]:
+        what = "Sites that stand out"
+        if self.case.unseen_updates:
+            self.left.append(NotExamined(what, self.case.unseen_updates))
+            return ()
+        for site in self.case.sites if len(self.case.sites) > 1 else ():
+            if site not in self.case.left_out and self._fits(f"The model without {site}", self.case.training_seconds):
+                self.case.without(site)
+        return standing(self.case)
 
 
 def guarantees(case: Case) -> list[Measured]:
     """Differential privacy as the run's ledgers have it, infinite without noise, and the fewest records of a site."""
-    sizes = [sizes["train"] for site, sizes in case.summary.examples.items() if site in case.sites]
     measures: list[Measured] = []
-    for name, key, title in (
-        ("record_epsilon", EXAMPLE_PRIVACY, "ε per record, the largest of all sites"),
-        ("client_epsilon", PRIVACY, "ε per site, the largest of all sites"),
-    ):
-        spent = case.summary.privacy(key).get("epsilon", {})
-        known = [math.inf if value is None else float(value) for value in spent.values()]
-        measures.append(Measured(name, title, max(known, default=math.inf), count=len(known), limit=name))
+    for name, key, unit in (("record_epsilon", EXAMPLE_PRIVACY, "record"), ("client_epsilon", PRIVACY, "site")):
+        spent = case.summary.privacy(key).get("epsilon", {}).values()
+        largest = max((math.inf if value is None else float(value) for value in spent), default=math.inf)
+        title = f"ε per {unit}, the largest of all sites"
+        measures.append(Measured(name, title, largest, count=len(spent), limit=name))
+    sizes = [sizes["train"] for site, sizes in case.summary.examples.items() if site in case.sites]
     if sizes:
         title = "training records of the smallest site"
         measures.append(Measured("least_members", title, min(sizes), count=len(sizes), limit="least_members"))
     return measures
 
 
-def judge(figures: Sequence[tuple[str, Measured]], release: Release) -> list[Judged]:
-    """Figures against limits. An attack counts as beyond only where chance is excluded after Holm's correction."""
-    p = {f"{title}/{measured.name}": measured.p for title, measured in figures if measured.p is not None}
-    adjusted = holm(p).adjusted
-    judged: list[Judged] = []
-    for title, measured in figures:
-        corrected = adjusted.get(f"{title}/{measured.name}")
-        limit = release.chosen.get(measured.limit)
-        verdict = ""
+def judge(figures: Sequence[tuple[str, Measured]], release: Release) -> list[dict[str, Any]]:
+    """Figures against limits, as JSON, in which an infinite value is the word "infinite".
+
+    The verdict is "within", "beyond", "not settled" or "": an attack is beyond a limit only where chance is excluded
+    after Holm's correction over all attacks of the dossier, and not settled where it is not.
+    """
+    adjusted = holm({str(number): m.p for number, (_, m) in enumerate(figures) if m.p is not None}).adjusted
+    rows: list[dict[str, Any]] = []
+    for number, (probe, measured) in enumerate(figures):
+        corrected, limit, verdict = adjusted.get(str(number)), release.chosen.get(measured.limit), ""
         if limit is not None:
-            short = measured.value < limit if measured.limit == "least_members" else measured.value > limit
-            certain = measured.p is None or (corrected is not None and corrected <= LEVEL)
-            verdict = ("beyond" if certain else "not settled") if short else "within"
-        judged.append(Judged(title, measured, corrected, limit, verdict))
-    return judged
+            over = measured.value < limit if measured.limit == "least_members" else measured.value > limit
+            certain = corrected is None or corrected <= LEVEL
+            verdict = ("beyond" if certain else "not settled") if over else "within"
+        value = "infinite" if math.isinf(measured.value) else measured.value
+        judged = {"p_corrected": corrected, "release_limit": limit, "verdict": verdict}
+        rows.append({"probe": probe, **asdict(measured), "value": value, **judged})
+    return rows
 
 
-def verdict(judged: Sequence[Judged], release: Release, left: Sequence[NotExamined]) -> tuple[str, str]:
-    """The first sentence, and what follows it: together at most 60 words."""
+def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) -> tuple[str, str]:
+    """The first sentence, and what follows it: at most 60 words. A limit without a figure is not kept."""
+    details = f"{formats.counted(len(judged), 'figure')}; {left} not examined."
     if not release.chosen:
-        return UNSET, f"{formats.counted(len(judged), 'figure')}; {len(left)} not examined."
-    beyond = [_words(row.measured.limit) for row in judged if row.verdict == "beyond"]
-    open_limits = [f"{_words(row.measured.limit)} (not settled)" for row in judged if row.verdict == "not settled"]
-    examined = {row.measured.limit for row in judged}
-    missing = [f"{_words(name)} (not examined)" for name in release.chosen if name not in examined]
-    names = list(dict.fromkeys([*beyond, *open_limits, *missing]))
-    details = f"{formats.counted(len(release.chosen), 'limit')} against {formats.counted(len(judged), 'figure')}; {len(left)} not examined."
-    if not names:
-        return WITHIN, details
+        return UNSET, details
+    marks = {"beyond": "", "not settled": " (not settled)"}
+    names = [f"{row['limit']}{marks[row['verdict']]}" for row in judged if row["verdict"] in marks]
+    examined = {row["limit"] for row in judged}
+    names += [f"{name} (not examined)" for name in release.chosen if name not in examined]
+    names = [name.replace("_", " ") for name in dict.fromkeys(names)]
     shown = names[:6] + ([f"and {len(names) - 6} more"] if len(names) > 6 else [])
-    return BEYOND.format(", ".join(shown)), details
+    sentence = BEYOND.format(", ".join(shown)) if names else WITHIN
+    return sentence, f"{formats.counted(len(release.chosen), 'limit')} against {details}"
 
 
-def _words(limit: str) -> str:
-    return limit.replace("_", " ")
-
-
-def _figure(row: Judged) -> dict[str, Any]:
-    """A judged figure for JSON, in which an infinite value is the word."""
-    values = {key: _plain(value) for key, value in asdict(row.measured).items()}
-    return {
-        "probe": row.probe, **values, "p_corrected": row.adjusted, "release_limit": row.limit, "verdict": row.verdict
-    }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return "infinite" if isinstance(value, float) and math.isinf(value) else value
-
-
-def _described(case: Case) -> dict[str, Any]:
-    resolved = case.recipe.sections
-    replay = case.replay if case.replayed else None
+def described(case: Case) -> dict[str, Any]:
+    """What was run, as JSON."""
+    sections, local = case.recipe.sections, case.setup.local
+    protections = {name: getattr(case.algorithm, name) for name in ("update_privacy", "secure_sum", "robust")}
     return {
         "folder": case.folder.resolve().name,
         "method": case.summary.label,
-        "model": resolved["model"]["name"],
-        "trainable": resolved["model"].get("trainable", "all"),
-        "data": resolved["data"]["name"],
+        "model": sections["model"]["name"],
+        "trainable": sections["model"].get("trainable", "all"),
+        "data": sections["data"]["name"],
         "seed": case.setup.seed,
         "rounds": case.setup.rounds,
-        "local": {"epochs": case.setup.local.epochs, "batch_size": case.setup.local.batch_size},
+        "local": {"epochs": local.epochs, "batch_size": local.batch_size, "lr": local.lr},
         "released": "one global model" if case.algorithm.global_model == "alone" else "each site's own model",
         "sites": case.sites,
+        "protections": {name: str(value) for name, value in protections.items() if value is not None},
         "digests": dict(case.summary.digests),
-        "replay": None if replay is None else {"same_bits": replay.equal},
-    }
-
-
-def _shared(case: Case) -> tuple[dict[str, Any], str]:
-    """The tensors that a site sends, and how those of the head begin."""
-    from confed.federation.structure import heads_of
-
-    if case.unseen_updates.startswith(("no site", case.algorithm.title)):
-        return {}, "head"
-    names = case.trained_names(case.members[0])
-    head = next(iter(heads_of(case.workspace.model).values()), "head")
-    return {name: case.workspace.tensors[name] for name in names}, head
-
-
-def _protections(case: Case) -> dict[str, str]:
-    return {
-        name: str(getattr(case.algorithm, name))
-        for name in ("update_privacy", "secure_sum", "robust")
-        if getattr(case.algorithm, name) is not None
     }
 
 

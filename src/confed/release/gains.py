@@ -1,11 +1,10 @@
-"""What each site gained: alone, federated, personal, and the bound of pooled data, with an interval of the difference."""
+"""What each site gained: alone, federated, personal, pooled, with an interval of the difference."""
 
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -100,29 +99,21 @@ def compared(
             for scores, view in ((local, "personal"), (federated, "personal"), (federated, "global"))
         )
         pooled = central.get(f"global/{site}/correct", central.get(f"personal/{site}/correct"))
-        deployed = together if personal is None else personal
+        deployed, view = (together, "global") if personal is None else (personal, "personal")
         if alone is None or deployed is None or len(alone) != len(deployed) or not len(alone):
             continue
         differences = [(deployed.double() - alone.double()).numpy()[None]]
         interval, test = flip_interval(differences), sign_flip(differences)
+        low, high = (None, None) if interval is None else (interval.low, interval.high)
         rows.append(
             Gain(
-                site,
-                _mean(alone) or 0.0,
-                _mean(together),
-                _mean(personal),
-                _mean(pooled),
-                "global" if personal is None else "personal",
-                test.difference,
-                interval and interval.low,
-                interval and interval.high,
-                test.p,
-                len(alone),
-            )  # fmt: skip
-        )
+                site, float(alone.double().mean()), _mean(together), _mean(personal), _mean(pooled), view,
+                test.difference, low, high, test.p, len(alone),
+            )
+        )  # fmt: skip
     corrected = holm({row.site: row.p for row in rows}).adjusted
     return [replace(row, p=corrected[row.site]) for row in rows]
 
 
 def _mean(scores: Tensor | None) -> float | None:
-    return None if scores is None else float(np.mean(scores.double().numpy()))
+    return None if scores is None else float(scores.double().mean())

@@ -8,7 +8,7 @@ from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, pivot, to_html
 from confed.system import format as formats
 
-SHARES = ("membership_tpr", "site", "propert", "label", "reconstruct", "picture", "cut", "answers")
+SHARES = ("membership_tpr", "site", "properties", "labels", "reconstruction", "cut")
 """How names of figures begin that are shares, and are written in percent."""
 
 
@@ -89,10 +89,7 @@ def _limits(content: Mapping[str, Any]) -> str:
 
 def _run(content: Mapping[str, Any]) -> str:
     run = content["run"]
-    replay = run["replay"]
-    again = "not trained again"
-    if replay is not None:
-        again = "equal bits" if replay["same_bits"] else "other bits: figures below are of a like run, not of this one"
+    again = {True: "equal bits", False: "other bits: what was trained again is a like run", None: "not done"}
     entries = {
         "Method": run["method"],
         "Model": f"{run['model']}, trained: {run['trainable']}",
@@ -100,8 +97,8 @@ def _run(content: Mapping[str, Any]) -> str:
         "Training": f"{run['rounds']} rounds of {run['local']['epochs']} local epochs, batches of "
         f"{run['local']['batch_size']}, seed {run['seed']}",
         "Released": run["released"],
-        "Trained again from the recipe": again,
-        "Protections": formats.names(list(content["protections"].values())) or "none",
+        "Trained again from the recipe": again[content["same_bits"]],
+        "Protections": formats.names(list(run["protections"].values())) or "none",
     }
     return page.definitions(entries)
 
@@ -176,9 +173,7 @@ def _standing(content: Mapping[str, Any]) -> str:
         Column("rounds", read=lambda row: row["rounds"]),
         Column("norm", read=number("norm")),
         Column("cosine to the others", read=number("cosine")),
-        Column(
-            "loss on all sites, middle and last", read=lambda row: Cell(", ".join(f"{x:.3g}" for x in row["losses"]))
-        ),
+        Column("loss on all sites, by round", read=lambda row: Cell(", ".join(f"{x:.3g}" for x in row["losses"]))),
         Column("model moves without it", read=lambda row: Cell(formats.percent(row["influence"]) + " %")),
         Column("stands out by", words=True, read=lambda row: formats.names(row["far"])),
     )

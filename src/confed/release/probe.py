@@ -3,17 +3,14 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from confed.metrics.stratified import flip_interval, sign_flip
+from confed.release.case import Case
 from confed.report.figures.style import Drawing
-
-if TYPE_CHECKING:
-    from confed.release.case import Case
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe found."""
+    """What a probe found; notes say what the figures show and what they do not."""
 
     measures: Sequence[Measured]
-    notes: Sequence[str] = ()  # what the figures show and what they do not, in sentences
-    drawings: Sequence[Drawing] = field(default_factory=tuple[Drawing, ...])
+    notes: Sequence[str] = ()
+    drawings: Sequence[Drawing] = ()
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,9 @@ class Probe:
     name: str
     title: str
     attacker: str  # what the attacker knows, a sentence
-    excluded: Callable[["Case"], str]  # why it has nothing to attack in this run; "" where it has
-    seconds: Callable[["Case"], float]  # what it will take at least
-    look: Callable[["Case", float], Finding]  # the attack, within so many seconds
+    excluded: Callable[[Case], str]  # why it has nothing to attack in this run; "" where it has
+    seconds: Callable[[Case], float]  # what it will take at least
+    look: Callable[[Case, float], Finding]  # the attack, within so many seconds
 
 
 @cache

@@ -26,13 +26,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Curve:
-    """Figures of an attack; interval ends are 2.5 % and 97.5 % of bootstrap draws."""
+    """Figures of an attack, each with the ends of its interval, 2.5 % and 97.5 % of bootstrap draws."""
 
-    auc: float
-    auc_low: float
-    auc_high: float
+    auc: tuple[float, float, float]
     p: float  # one-sided, of an AUC of 1/2, by the bootstrap's standard error
-    rates: dict[float, tuple[float, float, float]]  # false positives -> true positives, low, high
+    rates: dict[float, tuple[float, float, float]]  # by share of false positives, where at least one is allowed
 
 
 def auc_of(members: np.ndarray, others: np.ndarray) -> float:
@@ -45,32 +43,28 @@ def auc_of(members: np.ndarray, others: np.ndarray) -> float:
 
 def rate_at(members: np.ndarray, others: np.ndarray, share: float) -> float:
     """True positives where at most a share of the others is named wrongly."""
-    allowed = int(share * len(others))
-    threshold = np.sort(others)[::-1][allowed]
+    threshold = np.sort(others)[::-1][int(share * len(others))]
     return float((members > threshold).mean())
 
 
 def curve_of(members: Scored, others: Scored, seed: int = 0) -> Curve:
-    """An attack's figures; a rate is given where the others allow at least one false positive."""
+    """An attack's figures."""
     from scipy.stats import norm
 
-    for name, sample in (("members", members), ("others", others)):
-        if len(sample.scores) < 2 or not np.isfinite(sample.scores).all():
-            raise ValueError(f"{name} must have at least two finite scores, got {len(sample.scores)}")
+    if min(len(members.scores), len(others.scores)) < 2:
+        raise ValueError(f"an attack needs two members and two others, got {len(members.scores)}, {len(others.scores)}")
     rng = np.random.default_rng(derive(seed, 0, "", "bootstrap of a curve"))
     shares = [share for share in (0.01, 0.001) if share * len(others.scores) >= 1]
-    draws: list[list[float]] = []
-    for drawn_members, drawn_others in zip(_draws(members, rng), _draws(others, rng), strict=True):
-        rates = [rate_at(drawn_members, drawn_others, share) for share in shares]
-        draws.append([auc_of(drawn_members, drawn_others), *rates])
-    low, high = np.quantile(np.array(draws), [0.025, 0.975], axis=0)
-    auc = auc_of(members.scores, others.scores)
-    error = max(float(np.std([draw[0] for draw in draws])), 1e-12)
-    rates = {
-        share: (rate_at(members.scores, others.scores, share), float(low[number]), float(high[number]))
-        for number, share in enumerate(shares, 1)
-    }
-    return Curve(auc, float(low[0]), float(high[0]), float(norm.sf((auc - 0.5) / error)), rates)
+
+    def figures(drawn: np.ndarray, drawn_others: np.ndarray) -> list[float]:
+        return [auc_of(drawn, drawn_others), *(rate_at(drawn, drawn_others, share) for share in shares)]
+
+    draws = np.array([figures(*pair) for pair in zip(_draws(members, rng), _draws(others, rng), strict=True)])
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0).tolist()
+    values = figures(members.scores, others.scores)
+    triples = list(zip(values, low, high, strict=True))
+    p = float(norm.sf((values[0] - 0.5) / max(float(draws[:, 0].std()), 1e-12)))
+    return Curve(triples[0], p, dict(zip(shares, triples[1:], strict=True)))
 
 
 def _draws(sample: Scored, rng: np.random.Generator) -> list[np.ndarray]:
@@ -78,8 +72,5 @@ def _draws(sample: Scored, rng: np.random.Generator) -> list[np.ndarray]:
     order = np.argsort(sample.groups, kind="stable")
     _, starts = np.unique(sample.groups[order], return_index=True)
     of_group = np.split(sample.scores[order], starts[1:])
-    samples: list[np.ndarray] = []
-    for _ in range(DRAWS):
-        chosen = rng.integers(len(of_group), size=len(of_group))
-        samples.append(np.concatenate([of_group[number] for number in chosen]))
-    return samples
+    chosen = rng.integers(len(of_group), size=(DRAWS, len(of_group)))
+    return [np.concatenate([of_group[number] for number in numbers]) for numbers in chosen]

@@ -6,6 +6,7 @@ from confed.release.case import Case
 from confed.release.probe import Finding, Measured, Probe
 
 EXAMPLES = 500
+DEFENCES = ("none", "the run's")  # those that the run has; audits try others too
 
 
 def _excluded(case: Case) -> str:
@@ -14,27 +15,21 @@ def _excluded(case: Case) -> str:
 
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
-    rows = answers([case.folder], examples=EXAMPLES).values["rows"]
-    protected = [row for row in rows if row["defence"] in ("none", "the run's")]
-    best = max(protected, key=lambda row: row["recovery"]["recovered"] - row["recovery"]["majority"])
+    rows = [row for row in answers([case.folder], examples=EXAMPLES).values["rows"] if row["defence"] in DEFENCES]
+    best = max(rows, key=lambda row: row["recovery"]["recovered"] - row["recovery"]["majority"])
     recovery = best["recovery"]
-    gained = recovery["recovered"] - recovery["majority"]
-    title = f"answers named, above the most frequent one ({best['attack']})"
-    measures = [Measured("answers", title, gained, None, None, 0.0, None, recovery["examples"], "cut")]
-    inverted = inversion([case.folder]).values["rows"]
-    for row in inverted[:1]:
-        explained = row["decoder"]["explained"]
-        count = row["decoder"]["examples"]
-        measures.append(
-            Measured("cut_inputs", "inputs rebuilt by a decoder", explained, None, None, 0.0, None, count, "cut")
-        )
-    notes = ["Defences that the run does not have are in `confed attack --kind answers` and `--kind inversion`."]
-    return Finding(measures, notes)
+    title, gained = f"answers named above the majority, {best['attack']}", recovery["recovered"] - recovery["majority"]
+    measures = [Measured("cut_answers", title, gained, chance=0.0, count=recovery["examples"], limit="cut")]
+    for row in inversion([case.folder]).values["rows"]:
+        if row["defence"] in DEFENCES:
+            title, decoder = "inputs rebuilt by a decoder, variance explained", row["decoder"]
+            count = decoder["examples"]
+            measures.append(Measured("cut_inputs", title, decoder["explained"], chance=0.0, count=count, limit="cut"))
+    return Finding(measures, ["Other defences: `confed attack` with --kind answers and --kind inversion."])
 
 
 PROBE = Probe(
-    "cut",
-    "Split learning's cut",
+    "cut", "Split learning's cut",
     "Is the main server, which keeps to the protocol and looks at what it receives; it knows the client's part.",
     _excluded, lambda case: 120.0, _look,
 )  # fmt: skip

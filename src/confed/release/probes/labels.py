@@ -10,23 +10,16 @@ weights in the direction of the mean feature of public records, over that featur
 import torch
 from torch import Tensor
 
-from confed.federation.params import Params
+from confed.federation.protocols import SingleLabel
 from confed.federation.randomness import generator
 from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
-from confed.release.probe import Finding, Measured, Probe, mean_measure
-from confed.runs.samples import fill
+from confed.release.probe import Finding, Probe, mean_measure
 
 BATCHES = 24
 
 
 def label_counts(gradient: Tensor, probabilities: Tensor, size: int) -> Tensor:
-    """Numbers of records with each answer, int64 (C,), of which there are ``size`` in all.
-
-    Args:
-        gradient: of the bias, (C,).
-        probabilities: the attacker's guess of the batch's mean probabilities, (C,).
-        size: records of the batch.
-    """
+    """Numbers of ``size`` records with each answer, from the bias's gradient and guessed probabilities, (C,)."""
     expected = (size * (probabilities - gradient)).clamp_min(0)
     return largest_remainders(expected * size / expected.sum().clamp_min(1e-12), size)
 
@@ -34,8 +27,7 @@ def label_counts(gradient: Tensor, probabilities: Tensor, size: int) -> Tensor:
 def largest_remainders(expected: Tensor, size: int) -> Tensor:
     """Whole numbers that add up to ``size``, nearest to what is expected."""
     counts = expected.floor().long()
-    rest = (expected - counts).argsort(descending=True)[: size - int(counts.sum())]
-    counts[rest] += 1
+    counts[(expected - counts).argsort(descending=True)[: size - int(counts.sum())]] += 1
     return counts
 
 
@@ -44,73 +36,58 @@ def overlap(counts: Tensor, truth: Tensor) -> float:
     return float(torch.minimum(counts, truth).sum()) / float(truth.sum())
 
 
-def _last_layer(case: Case) -> tuple[str, bool]:
-    """Name of the tensor whose gradient tells labels, and whether it is a bias; "" where none is sent."""
-    tensors = {name: case.workspace.tensors[name] for name in case.trained_names(case.members[0])}
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) == (case.classes,):
-            return name, True
-    for name, tensor in tensors.items():
-        if tensor.ndim == 2 and len(tensor) == case.classes:
-            return name, False
-    return "", False
+def _last_layer(case: Case) -> str:
+    """Name of the bias over the answers that sites send, else of the weights; "" where they send neither."""
+    shapes = {name: tuple(case.workspace.tensors[name].shape) for name in case.sent_names()}
+    rows = sorted((len(shape), name) for name, shape in shapes.items() if shape[:1] == (case.classes,))
+    return rows[0][1] if rows and rows[0][0] <= 2 else ""
 
 
 def _excluded(case: Case) -> str:
-    if case.unseen_updates:
-        return case.unseen_updates
-    if case.classes < 2 or case.algorithm.global_model != "alone":
-        return "sites do not train a whole model on answers that they share"
-    if not getattr(case.setup.task, "single_label", False):
+    if case.unlabelled_updates:
+        return case.unlabelled_updates
+    if not (isinstance(case.setup.task, SingleLabel) and case.setup.task.single_label):
         return "the task's loss is no cross-entropy of one right answer"
-    return "" if _last_layer(case)[0] else "no layer whose rows are the answers is sent"
+    return "" if _last_layer(case) else "no layer whose rows are the answers is sent"
 
 
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
-    model: Params = next(iter(case.replay.watched.first.values()))[0].message.tensors
+    model = {EVERYBODY: next(iter(case.replay[0].first.values()))[0].message.tensors}
     public = case.records(VALIDATION, 400)
-    outputs = [output for _, _, output in case.outputs({EVERYBODY: model}, public, VALIDATION)]
-    guess = torch.cat([output.logits.float().softmax(-1) for output in outputs]).mean(0).cpu()
-    feature = torch.cat([output.features.float() for output in outputs]).mean(0).cpu()
-    public_labels = [case.table(site, VALIDATION).columns["label"][chosen] for site, chosen in public.items()]
-    frequencies = torch.bincount(torch.cat(public_labels), minlength=case.classes).double()
-    measures: list[Measured] = []
+    outputs = list(case.outputs(model, public, VALIDATION))
+    guess = torch.cat([output.logits for _, _, output in outputs]).double().softmax(-1).mean(0)
+    feature = torch.cat([output.features for _, _, output in outputs]).double().mean(0)
+    labels = torch.cat([batch["label"] for _, batch, _ in outputs])
+    frequencies = torch.bincount(labels, minlength=case.classes).double() / len(labels)
+    measures = []
     for size in dict.fromkeys((1, case.setup.local.batch_size)):
         differences: list[float] = []
         for number in range(BATCHES):
-            truth, gradient = _gradient(case, model, size, number, feature)
-            found = overlap(label_counts(gradient, guess, int(truth.sum())), truth)
-            count = int(truth.sum())
-            blind = overlap(largest_remainders(frequencies / frequencies.sum() * count, count), truth)
-            differences.append(found - blind)
+            site = case.sites[number % len(case.sites)]
+            case.load(model[EVERYBODY], site)
+            table = case.table(site, TRAIN)
+            order = torch.randperm(len(table), generator=generator(case.setup.seed, number, site, f"labels of {size}"))
+            batch = table.batch(order[:size])
+            loss = case.setup.task_of(site).loss(case.network(batch), batch)
+            (gradient,) = torch.autograd.grad(loss, [case.workspace.tensors[_last_layer(case)]])
+            gradient = gradient.double()
+            if gradient.ndim == 2:
+                gradient = gradient @ feature / feature.square().sum().clamp_min(1e-12)
+            truth = torch.bincount(batch["label"], minlength=case.classes)
+            count = len(batch["label"])
+            named = overlap(label_counts(gradient, guess, count), truth)
+            differences.append(named - overlap(largest_remainders(frequencies * count, count), truth))
         title = f"labels of {size} record{'s' if size > 1 else ''} in one step, above guessing"
         measures.append(mean_measure(f"labels_{size}", title, differences, "labels" if size > 1 else ""))
-    epochs = case.setup.local.epochs
-    notes = [f"One step each, with the weights of the first round, when updates tell most; the run's updates are of {epochs} epochs, so that "
-             "what they tell is that of Properties of a site."]  # fmt: skip
-    return Finding(measures, notes)
-
-
-def _gradient(case: Case, model: Params, size: int, number: int, feature: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of the labels of a batch drawn at some site, and the gradient of the last layer's bias, both (C,)."""
-    site = case.sites[number % len(case.sites)]
-    table, name_and_kind = case.table(site, TRAIN), _last_layer(case)
-    order = torch.randperm(len(table), generator=generator(case.setup.seed, number, site, f"labels of {size}"))
-    batch = table.batch(order[:size])
-    fill(case.workspace, model)
-    case.network.eval()
-    case.workspace.set_task(case.setup.task_of(site))
-    name, is_bias = name_and_kind
-    loss = case.setup.task_of(site).loss(case.network(batch), batch)
-    (gradient,) = torch.autograd.grad(loss, [case.workspace.tensors[name]])
-    gradient = gradient.float() if is_bias else gradient.float() @ feature / feature.square().sum().clamp_min(1e-12)
-    return torch.bincount(batch["label"], minlength=case.classes), gradient
+    words = (
+        "One step each, with the weights of the first round, when updates tell most. The run's updates are of "
+        f"{case.setup.local.epochs} epochs: what they tell stands under Properties of a site."
+    )
+    return Finding(measures, [words])
 
 
 PROBE = Probe(
-    "labels",
-    "Labels from updates",
-    "Sees the update of one step of a site, and has public records.",
+    "labels", "Labels from updates", "Sees the update of one step of a site, and has public records.",
     _excluded, lambda case: 10.0, _look,
 )  # fmt: skip

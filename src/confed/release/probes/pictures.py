@@ -23,10 +23,9 @@ from confed.federation.stages import staged_part
 from confed.release.case import TRAIN, VALIDATION, Case, update_of
 from confed.release.probe import Finding, Probe, mean_measure
 from confed.report.figures.style import Drawing, Palette
-from confed.runs.samples import fill
 
 STEPS, RATE, SMOOTHNESS = 120, 0.05, 0.01
-RECORDS, TOGETHER, PUBLIC = 8, 4, 50
+RECORDS, TOGETHER = 8, 4
 
 
 def total_variation(pictures: Tensor) -> Tensor:
@@ -78,10 +77,8 @@ def gradient_of(
 
 
 def _excluded(case: Case) -> str:
-    if reason := case.unseen_updates:
-        return reason
-    if case.algorithm.global_model != "alone" or case.algorithm.traits.changes or not case.classes:
-        return "the search needs a whole model in the update, and one right answer"
+    if case.unlabelled_updates:
+        return case.unlabelled_updates
     batch = case.table(case.sites[0], TRAIN).batch(torch.arange(1))
     return "" if batch.get("image", torch.zeros(0)).ndim == 4 else "records have no single picture"
 
@@ -91,20 +88,15 @@ def _look(case: Case, seconds: float) -> Finding:
     staged = staged_part(case.workspace.model)
     if staged is not None:  # features that were kept know no gradient in the picture
         staged[1].frozen_features = None
-    sent: list[float] = []
-    alone: list[float] = []
-    shown: list[Tensor] = []
-    names = case.trained_names(case.members[0])
-    updates = list(case.replay.watched.first.items())
+    sent, alone, shown = list[float](), list[float](), list[Tensor]()
+    names, updates = case.sent_names(), list(case.replay[0].first.items())
     for number in range(RECORDS):
         site, (call, reply) = updates[number % len(updates)]
-        fill(case.workspace, call.message.tensors)
-        case.network.eval()
-        case.workspace.set_task(case.setup.task_of(site))
-        public = [_some(case, name, VALIDATION, PUBLIC) for name in case.sites if name != site or len(case.sites) == 1]
-        mean = torch.cat(public).mean(0, keepdim=True)
-        table = case.table(site, TRAIN)
-        order = torch.randperm(len(table), generator=generator(case.setup.seed, number, site, "pictures sought"))
+        case.load(call.message.tensors, site)
+        others = [name for name in case.sites if name != site] or [site]
+        mean = torch.cat([_some(case, name, VALIDATION, 50) for name in others]).mean(0, keepdim=True)
+        table, rng = case.table(site, TRAIN), generator(case.setup.seed, number, site, "pictures sought")
+        order = torch.randperm(len(table), generator=rng)
         batch = table.batch(order[:1])
         truth = _prepared(case, batch["image"])
         wanted = gradient_of(case, site, {**batch, "image": truth}, names)
@@ -113,19 +105,18 @@ def _look(case: Case, seconds: float) -> Finding:
         shown += [truth[0], rebuilt[0]]
         if number < len(updates):
             update = {name: -change for name, change in update_of(call, reply).items() if name in names}
-            rng = generator(case.setup.seed, number, site, "pictures to start from")
             start = mean + 0.1 * torch.randn(TOGETHER, *mean.shape[1:], generator=rng)
             rebuilt = inverted(case, site, table.batch(order[:TOGETHER]), update, start, STEPS)
             every = _some(case, site, TRAIN, 500)
             sent += [explained(picture[None], every, mean) for picture in rebuilt]
+    words = (
+        "Rebuilt: 1 - squared error over that of the mean picture, the mean over pictures; 1 is a copy, 0 no better "
+        f"than the mean. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
+    )
     measures = [
         mean_measure("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction"),
         mean_measure("reconstruction_alone", "pictures rebuilt from one record's step", alone),
     ]
-    words = (
-        "Rebuilt: 1 - squared error over that of the mean picture, the mean over pictures; 1 is a copy, 0 no better "
-        f"than the mean. A short search of {STEPS} steps: longer ones may find more."
-    )
     return Finding(measures, [words], (_drawing(shown),))
 
 
@@ -157,10 +148,7 @@ def _drawing(pictures: list[Tensor]) -> Drawing:
 
 
 PROBE = Probe(
-    "pictures",
-    "Pictures from updates",
+    "pictures", "Pictures from updates",
     "Sees what a site sends, knows its questions and answers, and has pictures of other sites.",
-    _excluded,
-    lambda case: 30.0,
-    _look,
-)
+    _excluded, lambda case: 30.0, _look,
+)  # fmt: skip

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from confed.federation.randomness import generator
 from confed.federation.specs import task_spec
-from confed.federation.teacher import without_answers
 from confed.release.case import EVERYBODY, TRAIN, Case, Models
 from confed.release.probe import Finding, Measured, Probe, mean_measure
-from confed.runs.samples import fill
+from confed.tasks.captioning import Captioning
+from confed.tasks.chat import Chat
 
 TEXTS, OTHERS = 16, 31  # texts looked at per site, and texts of other words that each is ranked among
 LEAST_WORDS = 3
@@ -78,48 +78,35 @@ def _look(case: Case, seconds: float) -> Finding:
     counts: Counter[tuple[int, ...]] = Counter()
     for site in case.sites:
         counts.update(tuple(row) for row in _tokens(case, site).tolist())
-    words = torch.cat([_tokens(case, site)[:, 1:].flatten() for site in case.sites])
-    bits: list[float] = []
-    runs: list[int] = []
-    affordable = max(1, int(seconds / case.training_seconds))
-    for site in case.sites[:affordable]:
+    every = torch.cat([_tokens(case, site)[:, 1:].flatten() for site in case.sites])
+    bits, runs = list[float](), list[int]()
+    for site in case.sites[: max(1, int(seconds / case.training_seconds))]:
         rows = _rare(case, site, counts)
-        before = _exposures(case, case.without(site), site, rows, words)
-        after = _exposures(case, case.released, site, rows, words)
+        before = _exposures(case, case.without(site), site, rows, every[every != 0])
+        after = _exposures(case, case.released, site, rows, every[every != 0])
         bits += [b - a for a, b in zip(before, after, strict=True)]
         runs += _runs(case, site, [row for row in rows if counts[tuple(_tokens(case, site)[row].tolist())] == 1])
     if not bits:
         return Finding([], ["No site has texts that are long enough."])
-    mean = mean_measure("exposure_mean", "exposure of training texts, bits more than untrained on, mean", bits)
-    largest, loss = max(bits), max(0.0, -min(bits))
-    measures = [
-        Measured(
-            "exposure", "the same, the most exposed text", largest, None, None, loss, mean.p, len(bits), "exposure"
-        ),
-        mean,
-    ]
+    mean = mean_measure("exposure_mean", "exposure of rare training texts, bits gained by training on them, mean", bits)
+    title, lost = "the same, the most exposed text", max(0.0, -min(bits))
+    measures = [mean, Measured("exposure", title, max(bits), None, None, lost, mean.p, len(bits), "exposure")]
     if runs:
         title = "words in a row of a unique training text that the model writes"
         measures.append(Measured("repeated_words", title, max(runs), count=len(runs), limit="repeated_words"))
-    return Finding(
-        measures,
-        [f"Each text is ranked among {OTHERS} of other words: at most {math.log2(OTHERS + 1):.0f} bits. By chance: the "
-         "most that a text lost."],
-    )  # fmt: skip
+    most = f"Each text is ranked among {OTHERS} of other words: at most {math.log2(OTHERS + 1):.0f} bits."
+    return Finding(measures, [f"{most} By chance: the most that a text lost."])
 
 
 def _exposures(case: Case, models: Models, site: str, rows: Sequence[int], words: Tensor) -> list[float]:
-    fill(case.workspace, models[EVERYBODY])
-    case.network.eval()
+    case.load(models[EVERYBODY], site)
     task, values = case.setup.task_of(site), list[float]()
-    case.workspace.set_task(task)
-    words = words[words != 0]
     for row in rows:
         batch = case.table(site, TRAIN).batch(torch.tensor([row]))
         rng = generator(case.setup.seed, row, site, "texts of other words")
         losses: list[float] = []
         for number in range(OTHERS + 1):
-            changed = batch if not number else _other_words(batch, _key(case), words, rng)
+            changed = _other_words(batch, _key(case), words, rng) if number else batch
             with torch.no_grad():
                 losses.append(float(task.loss(case.network(changed), changed)))
         values.append(exposure(losses[0], losses[1:]))
@@ -129,37 +116,32 @@ def _exposures(case: Case, models: Models, site: str, rows: Sequence[int], words
 def _other_words(batch: Mapping[str, Tensor], key: str, words: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
     """The same record with other words in its text, between its first token and its last."""
     text = batch[key].clone()
-    flat = text.flatten(0, -2)[0]
-    length = int((flat != 0).sum())
-    flat[1 : length - 1] = words[torch.randint(len(words), (length - 2,), generator=rng)]
+    first = text.flatten(0, -2)[0]
+    count = int((first != 0).sum()) - 2
+    first[1 : 1 + count] = words[torch.randint(len(words), (count,), generator=rng)]
     return {**batch, key: text}
 
 
 def _runs(case: Case, site: str, rows: Sequence[int]) -> list[int]:
     """Longest runs of unique texts in what the released model, which is loaded, writes when asked as in training."""
-    task = case.setup.task_of(site)
-    decoder = getattr(task, "decoder", None)
-    runs: list[int] = []
-    for row in rows if decoder is not None else ():
+    task, runs = case.setup.task_of(site), list[int]()
+    if not isinstance(task, Captioning | Chat) or task.decoder is None:
+        return runs
+    hidden = ("text", "text_mask") if _key(case) == "text" else ("answer_tokens", "answer_weight")
+    for row in rows:
         batch = case.table(site, TRAIN).batch(torch.tensor([row]))
-        asked = dict(without_answers(batch))
-        if _key(case) == "text":
-            asked = {name: tensor for name, tensor in batch.items() if name not in ("text", "text_mask")}
-        if "image" not in asked:
-            continue
-        with torch.no_grad():
-            output = case.network(asked)
-        if not output.logits.is_floating_point():
-            text = decoder.decode(_tokens(case, site)[row : row + 1])[0]
-            runs.append(longest_run(decoder.decode(output.logits)[0].split(), text.split()))
+        asked = {name: tensor for name, tensor in batch.items() if name not in hidden}
+        if "image" in asked:
+            with torch.no_grad():
+                output = case.network(asked)
+            if not output.logits.is_floating_point():
+                text = task.decoder.decode(_tokens(case, site)[row : row + 1])[0]
+                runs.append(longest_run(task.decoder.decode(output.logits)[0].split(), text.split()))
     return runs
 
 
 PROBE = Probe(
-    "text",
-    "Repeated text",
+    "text", "Repeated text",
     "Has the released model, guesses texts and asks for them with the pictures and questions of training.",
-    _excluded,
-    lambda case: case.training_seconds,
-    _look,
-)
+    _excluded, lambda case: case.training_seconds, _look,
+)  # fmt: skip
