@@ -18,7 +18,7 @@ from confed.release.case import Case
 from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared
 from confed.release.limits import Release, read_limits
-from confed.release.probe import Measured, probes
+from confed.release.probe import Estimate, probes
 from confed.release.standout import robust_z
 from confed.runs.run import run
 
@@ -103,9 +103,9 @@ def test_faulty_limits_are_refused(tmp_path: Path, content: str, message: str) -
 
 
 def test_sentences_follow_from_figures_and_limits() -> None:
-    auc = Measured("a", "AUC", 0.7, limit="membership_auc", p=0.001)
-    chance = Measured("b", "site", 0.7, limit="site_advantage", p=0.2)
-    size = Measured("c", "members", 40, limit="least_members")
+    auc = Estimate("a", "AUC", 0.7, limit="membership_auc", p=0.001)
+    chance = Estimate("b", "site", 0.7, limit="site_advantage", p=0.2)
+    size = Estimate("c", "members", 40, limit="least_members")
     figures = [("one", auc), ("two", chance), ("three", size)]
 
     def sentence(release: Release) -> str:

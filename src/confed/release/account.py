@@ -50,7 +50,7 @@ def kinds_of(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
     """Kind of tensor -> number of values: LoRA, adapters and prompts by their names, heads, and everything else."""
     kinds: dict[str, int] = {}
     for name, tensor in tensors.items():
-        named = [label for word, label in KINDS.items() if word in name]
-        kind = named[0] if named else "head" if name.startswith(tuple(heads)) else "other layers"
+        kind = "head" if name.startswith(tuple(heads)) else "other layers"
+        kind = next((label for word, label in KINDS.items() if word in name), kind)
         kinds[kind] = kinds.get(kind, 0) + tensor.numel()
     return kinds

@@ -156,8 +156,11 @@ class Case:
         watched = Watched(self.setup, self.workspace)
         models = self._train(self.everything, watched)
         self.training_seconds = time.perf_counter() - began
-        names = [(owner, name) for owner, params in self.released.items() for name in params]
-        return watched, all(torch.equal(self.released[owner][n], models[owner][n]) for owner, n in names)
+        same_bits = True
+        for owner, params in self.released.items():
+            for name, tensor in params.items():
+                same_bits &= torch.equal(tensor, models[owner][name])
+        return watched, same_bits
 
     def trained(self, rows: Rows) -> Models:
         """The models that the run would have released with these training records alone."""

@@ -21,7 +21,7 @@ from confed.release.account import kinds_of, sent_by_site
 from confed.release.case import Case
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
-from confed.release.probe import Finding, Measured, Probe, probes
+from confed.release.probe import Estimate, Finding, Probe, probes
 from confed.release.standout import Standing, standing
 from confed.report.figures.style import Drawing
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY
@@ -91,7 +91,9 @@ def dossier(
 
     if not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
-    release = limits if isinstance(limits, Release) else Release() if limits is None else read_limits(Path(limits))
+    release = limits if isinstance(limits, Release) else Release()
+    if isinstance(limits, Path | str):
+        release = read_limits(Path(limits))
     signing = None if key is None else read_key(Path(key))
     examination = Examination(Case(Path(run), 60 * minutes), time.monotonic() + 60 * minutes, progress)
     content, drawings = examination.content(release)
@@ -117,7 +119,9 @@ class Examination:
             self.progress(Note("The run once more"))
         same_bits = case.replay[1] if case.replayed else None
         findings = list(self._findings())
-        figures = [(probe.title, measured) for probe, finding in findings for measured in finding.measures]
+        figures: list[tuple[str, Estimate]] = []
+        for probe, finding in findings:
+            figures += [(probe.title, measured) for measured in finding.measures]
         figures += [("Guarantees and sizes", measured) for measured in guarantees(case)]
         judged = judge(figures, release)
         gained, standings = self._gains(), self._standing()
@@ -184,22 +188,22 @@ class Examination:
         return standing(self.case)
 
 
-def guarantees(case: Case) -> list[Measured]:
+def guarantees(case: Case) -> list[Estimate]:
     """Differential privacy as the run's ledgers have it, infinite without noise, and the fewest records of a site."""
-    measures: list[Measured] = []
+    measures: list[Estimate] = []
     for name, key, unit in (("record_epsilon", EXAMPLE_PRIVACY, "record"), ("client_epsilon", PRIVACY, "site")):
         spent = case.summary.privacy(key).get("epsilon", {}).values()
         largest = max((math.inf if value is None else float(value) for value in spent), default=math.inf)
         title = f"ε per {unit}, the largest of all sites"
-        measures.append(Measured(name, title, largest, count=len(spent), limit=name))
+        measures.append(Estimate(name, title, largest, count=len(spent), limit=name))
     sizes = [sizes["train"] for site, sizes in case.summary.examples.items() if site in case.sites]
     if sizes:
         title = "training records of the smallest site"
-        measures.append(Measured("least_members", title, min(sizes), count=len(sizes), limit="least_members"))
+        measures.append(Estimate("least_members", title, min(sizes), count=len(sizes), limit="least_members"))
     return measures
 
 
-def judge(figures: Sequence[tuple[str, Measured]], release: Release) -> list[dict[str, Any]]:
+def judge(figures: Sequence[tuple[str, Estimate]], release: Release) -> list[dict[str, Any]]:
     """Figures against limits, as JSON, in which an infinite value is the word "infinite".
 
     The verdict is "within", "beyond", "not settled" or "": an attack is beyond a limit only where chance is excluded
@@ -212,7 +216,9 @@ def judge(figures: Sequence[tuple[str, Measured]], release: Release) -> list[dic
         if limit is not None:
             over = measured.value < limit if measured.limit == "least_members" else measured.value > limit
             certain = corrected is None or corrected <= LEVEL
-            verdict = ("beyond" if certain else "not settled") if over else "within"
+            verdict = "within"
+            if over:
+                verdict = "beyond" if certain else "not settled"
         value = "infinite" if math.isinf(measured.value) else measured.value
         judged = {"p_corrected": corrected, "release_limit": limit, "verdict": verdict}
         rows.append({"probe": probe, **asdict(measured), "value": value, **judged})

@@ -19,7 +19,9 @@ def page_of(sealed: Mapping[str, Any], drawings: Mapping[str, Sequence[Drawing]]
     title = f"Release dossier: {run['folder']}"
     head = f"<h1>{page.escape(title)}</h1>" + page.paragraph(f"{content['sentence']} {content['details']}", "lead")
     signature = sealed.get("signature")
-    signed = f"signed by {signature['public_key']}" if signature else "not signed"
+    signed = "not signed"
+    if signature is not None:
+        signed = f"signed by {signature['public_key']}"
     head += page.paragraph(f"SHA-256 {sealed['sha256']}, {signed}.", "note")
     sections = [
         ("limits", "Limits", _limits(content)),
@@ -112,7 +114,7 @@ def _sent(content: Mapping[str, Any]) -> str:
         Column("sent", read=lambda row: row["bytes"], form=formats.size),
     )
     kinds = [f"{name}: {count:,} values" for name, count in content["kinds"].items()]
-    words = f"Each time: {formats.names(kinds)}." if kinds else "No values of the model left a site."
+    words = f"Each time: {formats.names(kinds or ['no values of the model'])}."
     return page.paragraph(words) + to_html(pivot("", columns, content["sent"]))
 
 
@@ -124,7 +126,8 @@ def _gives_away(content: Mapping[str, Any], drawings: Mapping[str, Sequence[Draw
         notes = "".join(page.paragraph(note, "note") for note in probe["notes"])
         attacker = page.paragraph(f"The attacker: {probe['attacker'][0].lower()}{probe['attacker'][1:]}")
         parts.append(f"<h3>{page.escape(probe['title'])}</h3>{attacker}{_figures('', rows)}{drawn}{notes}")
-    rest = [row for row in content["figures"] if row["probe"] not in {probe["title"] for probe in content["probes"]}]
+    titles = [probe["title"] for probe in content["probes"]]
+    rest = [row for row in content["figures"] if row["probe"] not in titles]
     parts.append(f"<h3>Guarantees and sizes</h3>{_figures('', rest)}")
     words = "An attack that works proves a leak; one that fails proves nothing: only ε is a bound."
     return "".join(parts) + page.paragraph(words, "note")

@@ -14,7 +14,7 @@ from confed.report.figures.style import Drawing
 
 
 @dataclass(frozen=True)
-class Measured:
+class Estimate:
     """A figure with its interval."""
 
     name: str  # as programs read it
@@ -32,7 +32,7 @@ class Measured:
 class Finding:
     """What a probe found; notes say what the figures show and what they do not."""
 
-    measures: Sequence[Measured]
+    measures: Sequence[Estimate]
     notes: Sequence[str] = ()
     drawings: Sequence[Drawing] = ()
 
@@ -57,10 +57,10 @@ def probes() -> tuple[Probe, ...]:
     return tuple(importlib.import_module(f"{package.__name__}.{name}").PROBE for name in names)
 
 
-def mean_measure(name: str, title: str, values: Sequence[float], limit: str = "") -> Measured:
+def mean_estimate(name: str, title: str, values: Sequence[float], limit: str = "") -> Estimate:
     """Mean of differences from an attacker who sees nothing, with an interval and a one-sided test by sign flips."""
     strata = [np.asarray(values, dtype=np.float64)[None]]
     interval, test = flip_interval(strata), sign_flip(strata)
     p = test.p / 2 if test.difference > 0 else 1 - test.p / 2
     low, high = (None, None) if interval is None else (interval.low, interval.high)
-    return Measured(name, title, test.difference, low, high, 0.0, p, len(values), limit)
+    return Estimate(name, title, test.difference, low, high, 0.0, p, len(values), limit)

@@ -72,5 +72,7 @@ def _draws(sample: Scored, rng: np.random.Generator) -> list[np.ndarray]:
     order = np.argsort(sample.groups, kind="stable")
     _, starts = np.unique(sample.groups[order], return_index=True)
     of_group = np.split(sample.scores[order], starts[1:])
-    chosen = rng.integers(len(of_group), size=(DRAWS, len(of_group)))
-    return [np.concatenate([of_group[number] for number in numbers]) for numbers in chosen]
+    samples: list[np.ndarray] = []
+    for numbers in rng.integers(len(of_group), size=(DRAWS, len(of_group))):
+        samples.append(np.concatenate([of_group[number] for number in numbers]))
+    return samples

@@ -74,7 +74,7 @@ def influence_of(case: Case, site: str) -> float | None:
     for owner in case.released.keys() & without.keys():
         apart += _distance(case.released[owner], without[owner])
         moved += _distance(case.released[owner], case.workspace.initial)
-    return apart / moved if moved else None
+    return None if moved == 0 else apart / moved
 
 
 def _distance(a: Params, b: Params) -> float:

@@ -3,7 +3,7 @@
 from confed.analysis.audit import answers
 from confed.analysis.inversion import inversion
 from confed.release.case import Case
-from confed.release.probe import Finding, Measured, Probe
+from confed.release.probe import Estimate, Finding, Probe
 
 EXAMPLES = 500
 DEFENCES = ("none", "the run's")  # those that the run has; audits try others too
@@ -19,12 +19,12 @@ def _look(case: Case, seconds: float) -> Finding:
     best = max(rows, key=lambda row: row["recovery"]["recovered"] - row["recovery"]["majority"])
     recovery = best["recovery"]
     title, gained = f"answers named above the majority, {best['attack']}", recovery["recovered"] - recovery["majority"]
-    measures = [Measured("cut_answers", title, gained, chance=0.0, count=recovery["examples"], limit="cut")]
+    measures = [Estimate("cut_answers", title, gained, chance=0.0, count=recovery["examples"], limit="cut")]
     for row in inversion([case.folder]).values["rows"]:
         if row["defence"] in DEFENCES:
             title, decoder = "inputs rebuilt by a decoder, variance explained", row["decoder"]
             count = decoder["examples"]
-            measures.append(Measured("cut_inputs", title, decoder["explained"], chance=0.0, count=count, limit="cut"))
+            measures.append(Estimate("cut_inputs", title, decoder["explained"], chance=0.0, count=count, limit="cut"))
     return Finding(measures, ["Other defences: `confed attack` with --kind answers and --kind inversion."])
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from confed.federation.protocols import SingleLabel
 from confed.federation.randomness import generator
 from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
-from confed.release.probe import Finding, Probe, mean_measure
+from confed.release.probe import Finding, Probe, mean_estimate
+from confed.system import format as formats
 
 BATCHES = 24
 
@@ -78,8 +79,8 @@ def _look(case: Case, seconds: float) -> Finding:
             count = len(batch["label"])
             named = overlap(label_counts(gradient, guess, count), truth)
             differences.append(named - overlap(largest_remainders(frequencies * count, count), truth))
-        title = f"labels of {size} record{'s' if size > 1 else ''} in one step, above guessing"
-        measures.append(mean_measure(f"labels_{size}", title, differences, "labels" if size > 1 else ""))
+        title = f"labels of {formats.counted(size, 'record')} in one step, above guessing"
+        measures.append(mean_estimate(f"labels_{size}", title, differences, "labels" if size > 1 else ""))
     words = (
         "One step each, with the weights of the first round, when updates tell most. The run's updates are of "
         f"{case.setup.local.epochs} epochs: what they tell stands under Properties of a site."

@@ -21,7 +21,7 @@ from confed.federation.randomness import generator
 from confed.federation.specs import PreparesPictures
 from confed.federation.stages import staged_part
 from confed.release.case import TRAIN, VALIDATION, Case, update_of
-from confed.release.probe import Finding, Probe, mean_measure
+from confed.release.probe import Finding, Probe, mean_estimate
 from confed.report.figures.style import Drawing, Palette
 
 STEPS, RATE, SMOOTHNESS = 120, 0.05, 0.01
@@ -114,8 +114,8 @@ def _look(case: Case, seconds: float) -> Finding:
         f"than the mean. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
     )
     measures = [
-        mean_measure("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction"),
-        mean_measure("reconstruction_alone", "pictures rebuilt from one record's step", alone),
+        mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction"),
+        mean_estimate("reconstruction_alone", "pictures rebuilt from one record's step", alone),
     ]
     return Finding(measures, [words], (_drawing(shown),))
 

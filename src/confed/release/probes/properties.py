@@ -11,12 +11,12 @@ import torch
 
 from confed.federation.randomness import derive
 from confed.release.case import TRAIN, VALIDATION, Case, sent_model
-from confed.release.probe import Finding, Measured, Probe
+from confed.release.probe import Estimate, Finding, Probe
 
 DRAWS = 4000
 
 
-def explained_shares(answered: np.ndarray, shares: np.ndarray, seed: int = 0) -> list[Measured]:
+def explained_shares(answered: np.ndarray, shares: np.ndarray, seed: int = 0) -> list[Estimate]:
     """Figures of mean probabilities and of true shares, both (K, C): sites in rows.
 
     The test permutes the cells' differences from their means over sites, each in units of the root of its answer's
@@ -31,12 +31,12 @@ def explained_shares(answered: np.ndarray, shares: np.ndarray, seed: int = 0) ->
     draws = np.array([told @ rng.permutation(truth) for _ in range(DRAWS)])
     p = (1 + int((draws >= told @ truth).sum())) / (DRAWS + 1)
     title = "difference of label shares explained"
-    measures = [Measured("properties", title, float(explained), None, None, 0.0, p, shares.size, "properties")]
+    measures = [Estimate("properties", title, float(explained), None, None, 0.0, p, shares.size, "properties")]
     alone = np.flatnonzero((shares > 0).sum(0) == 1)
     if len(alone):
         right = float((answered[:, alone].argmax(0) == shares[:, alone].argmax(0)).mean())
         title = "answers that one site alone has, its name told"
-        measures.append(Measured("properties_owner", title, right, None, None, 1 / sites, None, len(alone)))
+        measures.append(Estimate("properties_owner", title, right, None, None, 1 / sites, None, len(alone)))
     return measures
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from confed.federation.randomness import generator
 from confed.release.case import TEST, TRAIN, Case, Rows
-from confed.release.probe import Finding, Measured, Probe
+from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import Scored, curve_of
 from confed.report.figures.style import Drawing, Palette, style_axes
 
@@ -98,10 +98,10 @@ def finding_of(members: Scored, others: Scored, how: str, seed: int = 0) -> Find
     """The attack's figures: higher scores mean members."""
     curve, count = curve_of(members, others, seed), len(members.scores)
     title = "members told from others, AUC"
-    measures = [Measured("membership_auc", title, *curve.auc, 0.5, curve.p, count, "membership_auc")]
+    measures = [Estimate("membership_auc", title, *curve.auc, 0.5, curve.p, count, "membership_auc")]
     for share, triple in curve.rates.items():
         title, limit = f"members named at {share:.1%} false alarms", "membership_tpr" if share == 0.01 else ""
-        measures.append(Measured(f"membership_tpr_{share:g}", title, *triple, share, None, count, limit))
+        measures.append(Estimate(f"membership_tpr_{share:g}", title, *triple, share, None, count, limit))
     notes = [how, f"{count} members, {len(others.scores)} others: the sites' test records, taken to be drawn alike."]
     if min(count, len(others.scores)) < ENOUGH:
         notes.append(f"Fewer than {ENOUGH} of each: what happens at 1 % and below is known roughly.")

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from confed.federation.randomness import derive
 from confed.release.case import TEST, Case
-from confed.release.probe import Finding, Measured, Probe
+from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import auc_of
 
 DRAWS = 4000
@@ -29,7 +29,7 @@ def advantage(with_site: np.ndarray, without_site: np.ndarray) -> float:
     return float(((with_site <= thresholds).mean(1) - (without_site <= thresholds).mean(1)).max())
 
 
-def site_membership(losses: np.ndarray, seed: int = 0) -> Measured:
+def site_membership(losses: np.ndarray, seed: int = 0) -> Estimate:
     """The figure of mean losses (K, K + 1): sites in rows, models in columns, the last one the released model.
 
     Column k is of the model without site k.
@@ -47,10 +47,10 @@ def site_membership(losses: np.ndarray, seed: int = 0) -> Measured:
     p = (1 + int((draws >= auc_of(without_site, with_site) - 1e-12).sum())) / (DRAWS + 1)
     value = advantage(with_site, without_site)
     title = "a site's part in training told, advantage"
-    return Measured("site_advantage", title, value, None, None, 0.0, p, sites, "site_advantage")
+    return Estimate("site_advantage", title, value, None, None, 0.0, p, sites, "site_advantage")
 
 
-def named_sites(scores: Tensor, owners: Tensor, groups: np.ndarray, seed: int = 0) -> Measured:
+def named_sites(scores: Tensor, owners: Tensor, groups: np.ndarray, seed: int = 0) -> Estimate:
     """Share of records whose site a linear classifier names, the mean over sites, above chance; two halves."""
     from scipy.stats import norm
 
@@ -69,7 +69,7 @@ def named_sites(scores: Tensor, owners: Tensor, groups: np.ndarray, seed: int = 
     error = max(math.sqrt(sum(float(part.var()) / len(part) for part in of_sites)) / count, 1e-9)
     title, p = "records whose site the outputs name, above chance", float(norm.sf(share / error))
     low, high = share - 1.96 * error, share + 1.96 * error
-    return Measured("site_from_outputs", title, share, low, high, 0.0, p, len(owners), "site_from_outputs")
+    return Estimate("site_from_outputs", title, share, low, high, 0.0, p, len(owners), "site_from_outputs")
 
 
 def _excluded(case: Case) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from confed.federation.randomness import generator
 from confed.federation.specs import task_spec
 from confed.release.case import EVERYBODY, TRAIN, Case, Models
-from confed.release.probe import Finding, Measured, Probe, mean_measure
+from confed.release.probe import Estimate, Finding, Probe, mean_estimate
 from confed.tasks.captioning import Captioning
 from confed.tasks.chat import Chat
 
@@ -88,12 +88,14 @@ def _look(case: Case, seconds: float) -> Finding:
         runs += _runs(case, site, [row for row in rows if counts[tuple(_tokens(case, site)[row].tolist())] == 1])
     if not bits:
         return Finding([], ["No site has texts that are long enough."])
-    mean = mean_measure("exposure_mean", "exposure of rare training texts, bits gained by training on them, mean", bits)
+    mean = mean_estimate(
+        "exposure_mean", "exposure of rare training texts, bits gained by training on them, mean", bits
+    )
     title, lost = "the same, the most exposed text", max(0.0, -min(bits))
-    measures = [mean, Measured("exposure", title, max(bits), None, None, lost, mean.p, len(bits), "exposure")]
+    measures = [mean, Estimate("exposure", title, max(bits), None, None, lost, mean.p, len(bits), "exposure")]
     if runs:
         title = "words in a row of a unique training text that the model writes"
-        measures.append(Measured("repeated_words", title, max(runs), count=len(runs), limit="repeated_words"))
+        measures.append(Estimate("repeated_words", title, max(runs), count=len(runs), limit="repeated_words"))
     most = f"Each text is ranked among {OTHERS} of other words: at most {math.log2(OTHERS + 1):.0f} bits."
     return Finding(measures, [f"{most} By chance: the most that a text lost."])
 
