@@ -81,10 +81,17 @@ class Watched(InProcess):
         super().__init__(setup, workspace)
         self.norms, self.cosines = dict[str, list[float]](), dict[str, list[float]]()
         self.first, self.middle, self.last = Seen(), Seen(), Seen()
-        self._middle_round = setup.rounds // 2
+        self.watching = True
+
+    def begin(self, setup: Setup) -> None:
+        """Begins another training, with the features of frozen layers that are kept."""
+        self._setup = setup
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Replies, watched."""
+        if not self.watching:
+            yield from super().__call__(calls, store, round)
+            return
         seen = Seen()
         for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
             if call.action == "fit" and reply.error is None and not call.session:
@@ -93,7 +100,7 @@ class Watched(InProcess):
         if seen:
             self._measure(seen)
             self.first, self.last = self.first or seen, seen
-            self.middle = seen if round == self._middle_round else self.middle
+            self.middle = seen if round == self._setup.rounds // 2 else self.middle
 
     def _measure(self, seen: Seen) -> None:
         updates = {client: update_of(call, reply) for client, (call, reply) in seen.items()}
@@ -134,6 +141,7 @@ class Case:
         self.recipe, self.setup, self.run_data, self.workspace = load_run(folder)
         self.history = read_jsonl(RunFolder(folder).metrics)
         self.algorithm, self.sites = self.setup.algorithm, list(self.run_data.clients)
+        self._executor = Watched(self.setup, self.workspace)
         self.network = self.algorithm.deployed_model(self.workspace.model)
         population = self.setup.population
         infos = [population.info(number) for number in range(len(population))]
@@ -153,27 +161,24 @@ class Case:
     def replay(self) -> tuple[Watched, bool]:
         """The run once more, watched, and whether it ended with the very tensors that the run released."""
         began = time.perf_counter()
-        watched = Watched(self.setup, self.workspace)
-        models = self._train(self.everything, watched)
+        models = self.trained(self.everything)
+        self._executor.watching = False
         self.training_seconds = time.perf_counter() - began
         same_bits = True
         for owner, params in self.released.items():
             for name, tensor in params.items():
                 same_bits &= torch.equal(tensor, models[owner][name])
-        return watched, same_bits
+        return self._executor, same_bits
 
     def trained(self, rows: Rows) -> Models:
         """The models that the run would have released with these training records alone."""
-        return self._train({name: chosen for name, chosen in rows.items() if len(chosen)}, None)
-
-    def _train(self, rows: Rows, executor: InProcess | None) -> Models:
-        setup, settings = replace(self.setup, population=Part(self.setup.population, rows)), self.recipe.run
-        executor = executor or InProcess(setup, self.workspace)
+        rows, settings = {name: chosen for name, chosen in rows.items() if len(chosen)}, self.recipe.run
+        setup = replace(self.setup, population=Part(self.setup.population, rows))
+        self._executor.begin(setup)
         cohort, buffered = cohorts_of(settings, self.algorithm)
         participation = participation_of(settings, () if self.algorithm.traits.centralised else rows)
-        simulation = Simulation(
-            setup, MemoryStore(), executor, cohort, participation, settings.sampling == "size", buffered=buffered
-        )
+        by_size = settings.sampling == "size"
+        simulation = Simulation(setup, MemoryStore(), self._executor, cohort, participation, by_size, buffered=buffered)
         servers = simulation.start(self.workspace)
         for record in simulate(simulation, servers):
             servers = record.servers

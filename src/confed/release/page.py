@@ -8,6 +8,7 @@ from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, pivot, to_html
 from confed.system import format as formats
 
+CSS = ".note{overflow-wrap:anywhere}figure svg{max-width:620px}"
 SHARES = ("membership_tpr", "site", "properties", "labels", "reconstruction", "cut")
 """How names of figures begin that are shares, and are written in percent."""
 
@@ -32,7 +33,7 @@ def page_of(sealed: Mapping[str, Any], drawings: Mapping[str, Sequence[Drawing]]
         ("standing", "Sites that stand out", _standing(content)),
         ("not-examined", "What was not examined, and why", _not_examined(content)),
     ]
-    return page.document(title, head, sections)
+    return page.document(title, head, sections, CSS)
 
 
 def figure_text(name: str, value: Any) -> str:

@@ -22,7 +22,6 @@ from confed.federation.specs import PreparesPictures
 from confed.federation.stages import staged_part
 from confed.release.case import TRAIN, VALIDATION, Case, update_of
 from confed.release.probe import Finding, Probe, mean_estimate
-from confed.report.figures.style import Drawing, Palette
 
 STEPS, RATE, SMOOTHNESS = 120, 0.05, 0.01
 RECORDS, TOGETHER = 8, 4
@@ -86,9 +85,10 @@ def _excluded(case: Case) -> str:
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
     staged = staged_part(case.workspace.model)
+    kept = None if staged is None else staged[1].frozen_features
     if staged is not None:  # features that were kept know no gradient in the picture
         staged[1].frozen_features = None
-    sent, alone, shown = list[float](), list[float](), list[Tensor]()
+    sent, alone = list[float](), list[float]()
     names, updates = case.sent_names(), list(case.replay[0].first.items())
     for number in range(RECORDS):
         site, (call, reply) = updates[number % len(updates)]
@@ -102,7 +102,6 @@ def _look(case: Case, seconds: float) -> Finding:
         wanted = gradient_of(case, site, {**batch, "image": truth}, names)
         rebuilt = inverted(case, site, batch, wanted, mean, STEPS)
         alone.append(explained(rebuilt, truth, mean))
-        shown += [truth[0], rebuilt[0]]
         if number < len(updates):
             update = {name: -change for name, change in update_of(call, reply).items() if name in names}
             start = mean + 0.1 * torch.randn(TOGETHER, *mean.shape[1:], generator=rng)
@@ -117,7 +116,9 @@ def _look(case: Case, seconds: float) -> Finding:
         mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction"),
         mean_estimate("reconstruction_alone", "pictures rebuilt from one record's step", alone),
     ]
-    return Finding(measures, [words], (_drawing(shown),))
+    if staged is not None:
+        staged[1].frozen_features = kept
+    return Finding(measures, [words])
 
 
 def _some(case: Case, site: str, role: int, most: int) -> Tensor:
@@ -129,22 +130,6 @@ def _some(case: Case, site: str, role: int, most: int) -> Tensor:
 def explained(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> float:
     """1 - error over the mean picture's, both to the nearest true picture."""
     return float(1 - nearest_errors(rebuilt, truth).mean() / nearest_errors(mean, truth).clamp_min(1e-12))
-
-
-def _drawing(pictures: list[Tensor]) -> Drawing:
-    """True pictures above what one record's step gave."""
-    from matplotlib.figure import Figure
-
-    def draw(figure: Figure, palette: Palette) -> None:
-        del palette
-        for number, picture in enumerate(pictures):
-            column, line = divmod(number, 2)
-            axes = figure.add_subplot(2, len(pictures) // 2, line * (len(pictures) // 2) + column + 1)
-            low, high = picture.min(), picture.max()
-            axes.imshow(((picture - low) / (high - low).clamp_min(1e-6)).permute(1, 2, 0).numpy())
-            axes.set_axis_off()
-
-    return Drawing("pictures, true above, rebuilt from one record's step below", 8.0, 2.2, draw)
 
 
 PROBE = Probe(

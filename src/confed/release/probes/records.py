@@ -119,6 +119,9 @@ def _drawing(members: np.ndarray, others: np.ndarray) -> Drawing:
         axes, least = figure.add_subplot(), 0.5 / len(others)
         axes.loglog(alarms.clip(least), named.clip(least), color=palette("m1"), linewidth=1.6)
         axes.loglog([least, 1], [least, 1], color=palette("muted"), linewidth=1, linestyle=":")
+        ticks = [tick for tick in (0.001, 0.01, 0.1, 1.0) if tick >= least]
+        axes.set_xticks(ticks, [f"{tick:.1%}" for tick in ticks])
+        axes.set_yticks(ticks, [f"{tick:.1%}" for tick in ticks])
         style_axes(axes, palette, "", "others named wrongly (dotted: guessing)", "members named")
 
     return Drawing("membership", 5.2, 3.4, draw)
