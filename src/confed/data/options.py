@@ -34,7 +34,7 @@ class Options:
     """
 
     root: Path | str = Path()
-    partition: str = "iid"
+    partition: str | None = "iid"
     unseen: Sequence[str] = ()
     clients: int = 4
     alpha: float = 0.5
@@ -55,6 +55,9 @@ class Options:
         for name, limit in (("max_train", self.max_train), ("max_test", self.max_test)):
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be None or at least 1, got {limit}")
+        for name, share in (("validation", self.validation), ("test_share", self.test_share)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} must be a share of the training examples in [0, 1), got {share}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from confed.data.chat_federate import Dealing, Partition, Turns, federate_chat, shown_files
+from confed.data.chat_federate import Partition, Turns, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
@@ -20,6 +20,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.tables import ENDINGS, check_columns
 from confed.data.intake.values import find_picture
 from confed.data.intake.walk import ROLES, visible
+from confed.data.options import Options
 from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
@@ -88,11 +89,14 @@ def chat_records(
     records, pictures, index = shown_files(
         records, partial(picture_place, folder), account, size=image_size, unreadable=unreadable, check=check
     )
-    how = Dealing(
-        partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
-    )
+    options = Options(
+        folder, partition, tuple(unseen), clients, alpha, validation=validation, test_share=test_share,
+        max_train=max_train, max_test=max_test, seed=seed,
+    )  # fmt: skip
     origin = {"origin": "conversations of a folder"}
-    return federate_chat("chat_records", records, pictures, index, how, origin, account)
+    return share_conversations(
+        "chat_records", records, pictures, index, options, origin, account, skew=skew, turns=turns
+    )
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
 from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
+from confed.data.options import Options
 from confed.data.picture_files import Check, PictureFiles
 from confed.registry import register_dataset
 
@@ -75,10 +75,13 @@ def dicom_folders(
         names += [f"{row.image}#{number}" for number in shown]
     if burned:
         warnings.warn(f"{len(burned)} files have text burned into their pixels, such as {burned[0]}", stacklevel=2)
-    how = Dealing(partition, clients, alpha, "answer", (), validation, test_share, max_train, None, "each", seed)
+    options = Options(
+        root, partition, clients=clients, alpha=alpha, validation=validation, test_share=test_share,
+        max_train=max_train, seed=seed,
+    )  # fmt: skip
     pictures = DicomPictures(names, image_size, below=folder, unreadable=unreadable, check=check)
     pictures.window = window
-    return federate_classes("dicom_folders", rows, pictures, how, {"origin": "DICOM files of a folder"})
+    return federate_classes("dicom_folders", rows, pictures, options, {"origin": "DICOM files of a folder"})
 
 
 class DicomPictures(PictureFiles):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
-from confed.data.chat_federate import Dealing, Partition, Turns, federate_chat
+from confed.data.chat_federate import Partition, Turns, share_conversations
 from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -26,6 +26,7 @@ from confed.data.intake.tables import COLUMNS, check_columns
 from confed.data.intake.values import find_file
 from confed.data.intake.walk import ROLES
 from confed.data.ml_files.integrity import check_share
+from confed.data.options import Options
 from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, resize
 from confed.data.tables import Tables, undecoded
@@ -109,11 +110,14 @@ def hub(
         for record in records_of(of_split, question, split, account, fold_case):
             records.append(replace(record, columns={"split": role, **record.columns}))
     records = table.readable(records, f"of {name}", unreadable, account)
-    how = Dealing(
-        partition, clients, alpha, skew, tuple(unseen), validation, test_share, max_train, max_test, turns, seed
-    )
+    options = Options(
+        name, partition, tuple(unseen), clients, alpha, validation=validation, test_share=test_share,
+        max_train=max_train, max_test=max_test, seed=seed,
+    )  # fmt: skip
     facts = {"origin": name + (f" at {revision}" if revision else "")}
-    return federate_chat("hub", records, table.pictures(), table.index, how, facts, account)
+    return share_conversations(
+        "hub", records, table.pictures(), table.index, options, facts, account, skew=skew, turns=turns
+    )
 
 
 @dataclass

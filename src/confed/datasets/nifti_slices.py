@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
 from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
+from confed.data.options import Options
 from confed.data.picture_files import Check, PictureFiles
 from confed.registry import register_dataset
 
@@ -81,10 +81,13 @@ def nifti_slices(
     for row in class_rows(folder, table, columns):
         rows += [row] * slices
         names += [f"{row.image}#{number}" for number in range(slices)]
-    how = Dealing(partition, clients, alpha, "answer", (), validation, test_share, max_train, None, "each", seed)
+    options = Options(
+        root, partition, clients=clients, alpha=alpha, validation=validation, test_share=test_share,
+        max_train=max_train, seed=seed,
+    )  # fmt: skip
     pictures = NiftiSlices(names, image_size, below=folder, unreadable=unreadable, check=check)
     pictures.axis, pictures.count, pictures.window = _AXIS[plane], slices, window
-    return federate_classes("nifti_slices", rows, pictures, how, {"origin": f"{plane} slices of NIfTI volumes"})
+    return federate_classes("nifti_slices", rows, pictures, options, {"origin": f"{plane} slices of NIfTI volumes"})
 
 
 class NiftiSlices(PictureFiles):

@@ -10,11 +10,12 @@ pictures in ``images/{train,val,test}``.
 from pathlib import Path
 from typing import Any
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_federate import Partition, share_conversations
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import parquet_rows, read_jsonl
+from confed.data.options import Options
 from confed.data.picture_files import check_unreadable
 from confed.datasets.hub import PictureTable
 from confed.registry import register_dataset
@@ -78,8 +79,11 @@ def path_vqa(
     records = table.readable(records, f"in {folder}", unreadable, account)
     count = sum(account.rows.values())
     facts = _FACTS if count in _PUBLISHED else {"origin": f"{count} questions in PathVQA's format"}
-    how = Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed)
-    return federate_chat("path_vqa", records, table.pictures(), table.index, how, facts, account)
+    options = Options(
+        root, partition, clients=clients, alpha=alpha, validation=0.1, test_share=0.2, max_train=max_train,
+        max_test=max_test, seed=seed,
+    )  # fmt: skip
+    return share_conversations("path_vqa", records, table.pictures(), table.index, options, facts, account)
 
 
 def _files(folder: Path, split: str, short: str) -> list[Path]:

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
+from confed.data.chat_federate import Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import file_in, plain_text
+from confed.data.options import Options
 from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
@@ -88,8 +89,11 @@ def slake(
     )
     published = sum(account.rows.values()) == _PUBLISHED
     facts = _FACTS if published else {"origin": f"{sum(account.rows.values())} questions in SLAKE's format"}
-    how = Dealing(partition, clients, alpha, max_train=max_train, max_test=max_test, seed=seed)
-    return federate_chat("slake", records, pictures, index, how, facts, account)
+    options = Options(
+        root, partition, clients=clients, alpha=alpha, validation=0.1, test_share=0.2, max_train=max_train,
+        max_test=max_test, seed=seed,
+    )  # fmt: skip
+    return share_conversations("slake", records, pictures, index, options, facts, account)
 
 
 def _entry(given: dict[str, Any], split: str, place: str) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
+from confed.data.chat_federate import Partition, share_conversations, shown_files
 from confed.data.chat_files import records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import file_in, find_file, plain_text
+from confed.data.options import Options
 from confed.data.picture_files import Check
 from confed.registry import register_dataset
 
@@ -83,8 +84,11 @@ def vqa_rad(
         **(_FACTS if len(rows) == _PUBLISHED else {"origin": f"{len(rows)} questions in VQA-RAD's format"}),
         "pictures seen in training": f"{len(tested & seen)} of {len(tested)} test pictures",
     }
-    how = Dealing(partition, clients, alpha, validation=validation, max_train=max_train, max_test=max_test, seed=seed)
-    return federate_chat("vqa_rad", records, pictures, index, how, facts, account)
+    options = Options(
+        root, partition, clients=clients, alpha=alpha, validation=validation, test_share=0.2, max_train=max_train,
+        max_test=max_test, seed=seed,
+    )  # fmt: skip
+    return share_conversations("vqa_rad", records, pictures, index, options, facts, account)
 
 
 def _entry(given: Any, where: str) -> dict[str, Any]:

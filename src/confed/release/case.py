@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from confed.attacks.membership import example_losses
-from confed.data.examples import FederatedDataset, TableData
+from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Simulation, simulate
@@ -294,9 +294,7 @@ class Case:
     def unlabelled_updates(self) -> str:
         """Why updates are not of one whole model that chooses among answers that all sites share; "" if they are."""
         alone = self.algorithm.global_model == "alone" and not self.algorithm.traits.changes
-        apart = isinstance(self.run_data.dataset, FederatedDataset) and (
-            self.run_data.dataset.answer_sets or self.run_data.dataset.tasks
-        )
+        apart = self.run_data.dataset.answer_sets or self.run_data.dataset.tasks
         judged = task_spec(self.setup.task).judges == "scores" and self.run_data.answer_tokens is None
         shared = alone and not apart and judged and "label" in self.table(self.sites[0], TRAIN).columns
         return self.unseen_updates or ("" if shared else "sites train no whole model on answers that all of them share")
