@@ -41,7 +41,7 @@ def test_a_linear_head_reads_the_towers_normalised_vector(vision: str, batch: di
     assert learning(model) == {"classifier"}
     assert not model.vision.training
     output = model(batch)
-    plain: Any = model.vision
+    plain: Any = model.vision.model
     with torch.no_grad():
         pixels = (batch["image"].float() / 255 - 0.5) / 0.5
         states = plain(pixel_values=pixels).last_hidden_state
@@ -70,14 +70,16 @@ def test_fusions_read_both_and_nothing_of_padding(fusion: str, text: str, batch:
 
 @pytest.mark.parametrize(
     ("trainable", "modules", "frozen"),
-    [("head", {"fusion", "classifier"}, 2), ("top", {"vision", "text", "fusion", "classifier"}, 0),
-     ("lora", {"vision", "text", "fusion", "classifier"}, 0), ("all", {"vision", "text", "fusion", "classifier"}, 0)],
+    [("head", {"fusion", "classifier"}, 4), ("top", {"vision", "text", "fusion", "classifier"}, 1),
+     ("lora", {"vision", "text", "fusion", "classifier"}, 0), ("all", {"vision", "text", "fusion", "classifier"}, 0),
+     ("adapters", {"vision", "text", "fusion", "classifier"}, 0)],
 )  # fmt: skip
 def test_what_learns_and_which_towers_are_kept(trainable: Any, modules: set[str], frozen: int) -> None:
     model = encoders(3, 20, vision="tiny:vit", text="tiny:bert", fusion="product", trainable=trainable)
     assert learning(model) == modules
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert frozen_stages(model, trained) == frozen
+    of_pictures = [name.removeprefix("vision.") for name in trained if name.startswith("vision.")]
+    assert frozen_stages(model.vision, of_pictures) == frozen
     if trainable == "top":
         towers = [name for name in trained if name.startswith(("vision.", "text."))]
         assert towers
@@ -133,8 +135,10 @@ def test_real_encoders_see_and_read(weights: Path) -> None:
     tokenizer = encoder_tokenizer([], text=str(weights / "minilm_l3"))
     text, mask = tokenizer(["is there a dog?", "do you see a dog?", "how many planes are there?"])
     with torch.no_grad():
-        said = F.normalize(model._read(model._seen(None, {"image": torch.zeros(3, 3, 64, 64, dtype=torch.uint8)}),
-                                       {"text": text, "text_mask": mask}).text)  # fmt: skip
+        images = torch.zeros(3, 3, 64, 64, dtype=torch.uint8)
+        vectors = model._encoded({"image": images, "text": text, "text_mask": mask}).text
+    assert vectors is not None
+    said = F.normalize(vectors)
     similar = said @ said.T
     assert similar[0, 1] > 0.6
     assert similar[0, 2] < 0.3
