@@ -399,8 +399,6 @@ class Encoders(Finetunable):
 
     answer_head: ClassVar[str] = "classifier"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
-    prefix_names = ("vision.", "text.")
-    prefix_is_frozen = False  # the towers keep what is frozen of them by themselves
 
     def __init__(
         self, vision: PictureTower, text: TextTower | None, fusion: Fusion, answers: int, vectors: Tensor | None,
@@ -430,6 +428,15 @@ class Encoders(Finetunable):
             self.classifier = seeded_linear(fused, answers, 0.01, rng)
         else:
             self.classifier = answer_head(fused, answers, rng)
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        return ("vision.", "text.")
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """False: towers keep by themselves what their frozen blocks say."""
+        return False
 
     @property
     def frozen(self) -> set[str]:
@@ -538,7 +545,11 @@ def load_tower(name: str, reads: Reads, seed: int, vocab_size: int = 0, *, class
         sizes = {**_TINY[family], **({"vocab_size": vocab_size} if reads == "texts" else {})}
         whole: Any = seeded(seed, lambda: kind.from_config(AutoConfig.for_model(family, **sizes)))
     else:
-        whole = published(kind, name, seed, dtype=torch.float32)
+        try:
+            whole = published(kind, name, seed, dtype=torch.float32)
+        except ImportError as error:  # such as timm, for its models
+            text = " ".join(str(error).split())[:200]
+            raise ValueError(f"{option}: {name!r} needs a library that is not installed: {text}") from error
     tower = getattr(whole, part, whole)
     if getattr(tower, "main_input_name", key) != key:
         raise ValueError(f"{option} must read {reads}, and {name!r} reads {tower.main_input_name}")
