@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from confed.models.clip import clip
+from confed.models.grid_features import load_vision_encoder
 from confed.models.hf import hf
 from confed.models.hf.prompts import read_processor
 from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
-from confed.models.vision_features import load_vision_encoder
 from confed.prepare.checkpoints import convert_model
 from repository import ROOT
 from source_trees import nodes_of
@@ -146,7 +146,7 @@ def test_a_run_opens_no_pickle_and_says_how_to_convert(pickled: Path, monkeypatc
         convert_model(pickled, pickled.parent / "safe")
 
 
-def test_parts_of_weights_are_put_together_and_stay_in_the_folder(pickled: Path, tmp_path: Path) -> None:
+def test_parts_of_weights_are_put_together(pickled: Path, tmp_path: Path) -> None:
     weights = torch.load(pickled / "pytorch_model.bin", weights_only=True)
     (pickled / "pytorch_model.bin").unlink()
     names = sorted(weights)

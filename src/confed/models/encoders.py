@@ -29,6 +29,7 @@ from confed.federation.specs import ModelSpec
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.adapters import Host
 from confed.models.finetuning import Finetunable, Places
+from confed.models.grid_features import colours_of, plane_of
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import cropped_middle, needed, picture_fit, picture_side
 from confed.models.label_embeddings import embed_labels, sentence_encoder, tokenizer_of
@@ -36,7 +37,6 @@ from confed.models.layers import seeded_linear
 from confed.models.pretrained import published, seeded
 from confed.models.tokenizer import FixedLength, WordTokenizer
 from confed.models.variants import variant
-from confed.models.vision_features import colours_of, plane_of
 
 Fusion = Literal["linear", "product", "attention"]
 Reads = Literal["pictures", "texts"]
