@@ -444,6 +444,17 @@ class Encoders(Finetunable):
         learning = {f"{path}." for path, module in self.named_modules() if _is_batch_norm(module)}
         return {name for name in super().frozen if not (self.statistics and name.startswith(tuple(learning)))}
 
+    @property
+    def towers(self) -> dict[str, nn.Module]:
+        """The encoders as ``transformers`` reads them, without those that something was added to."""
+        towers = {"vision": self.vision, "text": self.text}
+        added = (*self.adapters.names, "lora_A", "ia3_l")
+        plain: dict[str, nn.Module] = {}
+        for name, tower in towers.items():
+            if tower is not None and not any(set(added) & set(path.split(".")) for path, _ in tower.named_modules()):
+                plain[name] = tower.model
+        return plain
+
     def train(self, mode: bool = True) -> "Encoders":
         """Training mode for what learns; frozen towers and, unless asked, batch normalisation stay as they are."""
         super().train(mode)
