@@ -394,15 +394,14 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 
 
 def _state(folder: Path) -> str:
-    from confed.results.folder import read_jsonl
+    from confed.results.stored import read_records
 
     if (folder / "summary.json").is_file():
         return "finished"
     if not (folder / "recipe.toml").is_file():
         return "not started"
     planned = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))["run"]["rounds"]
-    reached = max((line.get("round", 0) for line in read_jsonl(folder / "metrics.jsonl")), default=0)
-    return f"at round {min(reached, planned)} of {planned}"
+    return f"at round {read_records(folder).reached} of {planned}"
 
 
 def first_line(text: str | None) -> str:

@@ -312,10 +312,10 @@ def _visit(
     server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], card: Path | None,
     unsigned: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from confed.cli.federation import need_flower
-
-    need_flower()
     from confed.deployment.doctor import check_data, check_server, check_signature
+    from confed.deployment.transports import transport_of
+
+    transport_of("flower")
 
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import faults_of
 from confed.recipes.recipe import Recipe
-from confed.results.folder import RunFolder, kind_of, read_jsonl
+from confed.results.folder import kind_of
 from confed.results.settings import flat
+from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
 from confed.runs.summary import versions
 from confed.studies.pool import attempt, headline
@@ -175,8 +176,7 @@ def _status(cell: Cell, study: StudyFolder, job: Job) -> CellStatus:
     title, rounds = ", ".join(filter(None, titles)), study.recipe_of(job).run.rounds
     if study.finished(job):
         return CellStatus(cell, title, "done", rounds, rounds)
-    lines = read_jsonl(RunFolder(folder).metrics)
-    round = max((int(line["round"]) for line in lines if line.get("event") == "round"), default=0)
+    round = read_records(folder).reached
     holder = holder_of(folder) if folder.is_dir() else None
     if holder is not None and holder.alive:
         text = f"{holder.who}, last sign of life {holder.silent:.0f} s ago"
