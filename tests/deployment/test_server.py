@@ -78,7 +78,7 @@ def test_results_of_silent_sites_are_missing_with_the_reason(tmp_path: Path, sil
 
 
 def test_asynchronous_rounds_end_with_an_evaluation_everywhere(tmp_path: Path) -> None:
-    summary = lead(recipe_of("fedavg", "run.rounds=4", "run.buffer=2"), tmp_path, minimum=1)
+    summary = lead(recipe_of("fedavg", "run.rounds=4", "run.async.buffer=2"), tmp_path, minimum=1)
     rounds = lines_of(tmp_path, "round")
     assert [len(line["staleness"]) for line in rounds] == [2, 2, 2, 2]
     assert all(line["clock"] > 0 for line in rounds)
@@ -92,8 +92,8 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         run_server(recipe_of("central"), tmp_path / "a", post)
     with pytest.raises(ValueError, match="no client 'nobody'"):
         run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
-        run_server(recipe_of("scaffold", "run.buffer=2"), tmp_path / "c", post)
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
+        run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
 
 def test_noise_at_the_server_is_no_function_of_the_seed(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def study() -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "tiny.toml").write_text(STUDY)
-        asked = ["compare", "--recipe", str(folder / "tiny.toml"), "--seeds", "2"]
+        asked = ["compare", str(folder / "tiny.toml"), "--seeds", "2"]
         one, two_nodes = folder / "one", folder / "two"
         seen = dict[str, Any]()
 

@@ -46,59 +46,48 @@ class Engine(StrEnum):
 
 
 Chosen = Annotated[Engine, typer.Option("--engine", help="Transport of the messages.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
-Source = Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="section.key=TOML, such as run.rounds=20.")
 ]
+Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or a name.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
 
 
-@app.command(rich_help_panel="Federation")
+@app.command()
 def server(
     recipe: Source,
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
-    tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
-    sites: Annotated[
-        Path | None, typer.Option(help="The list of sites and their public keys. [default: sites.json beside it]")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
+    sites: Annotated[Path | None, typer.Option(help="Sites and their public keys. [default: sites.json there]")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     method: Method = None,
     minimum: Annotated[int, typer.Option(help="Fewest sites for a round.")] = 1,
     wait: Annotated[
         float,
-        typer.Option(help="Seconds to wait for all sites before the first round; with --deliver, for a late site."),
+        typer.Option(help="Seconds for all sites to come; with --deliver, for a late one."),
     ] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
-    away: Annotated[
-        float, typer.Option(help="Seconds that a site may be disconnected before a round leaves it out.")
-    ] = 60.0,
-    update_bound: Annotated[
-        float, typer.Option(help="Largest norm of an update, as a multiple of the median; 0 for no bound.")
-    ] = 10.0,
-    weight_bound: Annotated[
-        float, typer.Option(help="Largest number of examples that counts, as a multiple of the median; 0 for no bound.")
-    ] = 10.0,
+    away: Annotated[float, typer.Option(help="Seconds without a connection that a round puts up with.")] = 60.0,
+    update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
+    weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
+        bool, typer.Option("--whole", help="Send the server's part of split methods to be evaluated.")
     ] = False,
-    deliver: Annotated[
-        bool, typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated.")
-    ] = False,
+    deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
     insecure: Insecure = False,
-    card: Annotated[
-        Path | None, typer.Option(help="A data card (confed federation card), for a server without examples.")
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
     engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
-    """Run the server of a federation across machines; sites run `confed client` with the same recipe.
+    """Run the server of a federation across machines.
 
-    Ctrl-C stops; the same command resumes. Needs the extra "flower"; with --engine flare the extra
-    "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
+    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. Needs the extra "flower";
+    with --engine flare the extra "flare", and --tls is the folder that `confed federation new --engine flare` made,
+    which knows address and port.
     """
     from confed.api.progress import StatusPage
     from confed.deployment.transports import Leading, transport_of
@@ -116,7 +105,7 @@ def server(
     show(state, [summary], as_json)
 
 
-@app.command(rich_help_panel="Federation")
+@app.command()
 def client(
     recipe: Source,
     overrides: Overrides = None,
@@ -126,40 +115,32 @@ def client(
     key: SiteKey = Path("key"),
     members: Annotated[
         Path | None,
-        typer.Option(
-            help="The list of sites and their public keys, for secure aggregation. [default: sites.json beside --key]"
-        ),
+        typer.Option(help="For secure aggregation: sites and keys. [default: sites.json beside --key]"),
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[
-        Path | None, typer.Option(help="The merged data card, which maps this site's data to common answers and words.")
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="The merged data card, with common answers and words.")] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Stop training when the total privacy cost of this site's updates reaches this epsilon."),
+        typer.Option(help="Stop training when the privacy cost of updates reaches this."),
     ] = None,
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=5, in_all=40 '
-            "and least=50. [default: what was given before; else exact ones, one per round, until --epsilon is spent]"
+            help="Evaluations: exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; "
+            "else exact, one per round, until --epsilon is spent]"
         ),
     ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the run is over, or this site cannot take part in it.")
-    ] = False,
-    patience: Annotated[float, typer.Option(help="Seconds without a server after which --once ends.")] = 3600.0,
+    once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
+    patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
     engine: Chosen = Engine.flower,
-    kit: Annotated[
-        Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
-    ] = Path("."),
+    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
 ) -> None:
-    """Take part in a federation across machines as one of its sites.
+    """Take part in a federation across machines as a site.
 
     Only opens outgoing connections. Ctrl-C stops; the same command resumes. Needs the extra "flower", or with --engine
     flare "flare".
@@ -247,8 +228,8 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
 
 # Creation of a federation ----------------------------------------------------------------------------------------
 
-federation_app = typer.Typer(help="Create a federation across machines, or try one on this machine.")
-app.add_typer(federation_app, name="federation", rich_help_panel="Federation")
+federation_app = typer.Typer(help="Create a federation across machines, or try one here.")
+app.add_typer(federation_app, name="federation")
 
 
 @federation_app.command("new")

@@ -40,6 +40,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe
 from confed.results.folder import FINAL, MEMBERS, RunFolder, read_jsonl
+from confed.results.stored import TRAINING, read_records
 from confed.results.summary import Summary
 from confed.runs.build import prepare
 from confed.runs.encode import RunData
@@ -263,10 +264,11 @@ class SiteRunner(Runner):
 
     def _note_membership(self, examination: Examination, final: FinalResults) -> None:
         """Over which sites the means are, with the round and the model of each, and why others are in none."""
-        took_part = Counter[str]()
-        for line in read_jsonl(self.folder.metrics):
-            if line["event"] == "round":
-                took_part.update(line["bytes_up"].keys() - line["errors"].keys())
+        took_part, records = Counter[str](), read_records(self.folder.root)
+        sent = records.by_round(TRAINING, "bytes_up")
+        for facts in records.rounds:
+            if facts["event"] == "round":
+                took_part.update(sent.get(facts["round"], {}).keys() - facts["errors"].keys())
         sites = [name for name in self.expected if self.participation.holds(name, self.setup.rounds)]
         missing = {n: final.reason(n) or "it was away, and has not come since" for n in sites if not final.of(n)}
         shown = {"round": final.round, "model": final.model}
@@ -320,6 +322,7 @@ class SiteRunner(Runner):
     ) -> dict[str, Any]:
         summary = summarise_run(
             self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
+            self._write_records(examined, {}), self.ledger,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         # Answers to single questions are not here; what reads this file finds none.
