@@ -34,7 +34,7 @@ from confed.engines.flower import supernode
 from confed.engines.flower.fleet_api import WholeBody
 from confed.engines.flower.grid import SuperLinkGrid
 from confed.engines.flower.long_polls import LongPolls
-from confed.engines.flower.objects import PieceStore, check_expansion
+from confed.engines.flower.objects import PIECE, PieceStore, check_expansion
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -49,7 +49,6 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.flower.superlink import (
     HEAD,
-    PIECE,
     ConnectionLimits,
     ConnectionTable,
     OpenConnection,

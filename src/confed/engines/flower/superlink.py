@@ -34,9 +34,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from confed.engines.flower.fleet_api import ABOUT, ANONYMOUS, fleet_application
+from confed.engines.flower.fleet_api import ANONYMOUS, fleet_application
 from confed.engines.flower.grid import SuperLinkGrid, link_state, piece_store
-from confed.engines.flower.objects import PIECE
 from confed.engines.flower.private_api import HEARTBEAT_DEFAULT_INTERVAL
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 
@@ -348,9 +347,6 @@ def _listener(family: int, address: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setblocking(False)
     return listener
-
-
-__all__ = ["ABOUT", "PIECE"]
 
 
 @contextmanager
