@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import confed
 from command_line import confed as command
 from confed.recipes.recipe import load_recipe
-from confed.release.account import values_by_kind, sent_by_site, spans
+from confed.release.account import sent_by_site, spans, values_by_kind
 from confed.release.case import Case
 from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared

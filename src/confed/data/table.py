@@ -325,11 +325,14 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
         raise ValueError(
             f"tables put together must have the same columns, got {', '.join(names)} and {', '.join(other.columns)}"
         )
+    columns: dict[str, Tensor] = {}
+    for name in names:
+        columns[name] = torch.cat([table.columns[name] for table in tables])
     sounds, sound_index = _pool_clips([(table.sounds, table.sound_index) for table in tables], tables)
     series, series_index = _pool_clips([(table.series, table.series_index) for table in tables], tables)
     return replace(
         _pool_pictures(tables),
-        columns={name: torch.cat([table.columns[name] for table in tables]) for name in names},
+        columns=columns,
         targets=SoftTargets.join(soft) if soft else None,
         present=torch.cat(present) if present else None,
         sounds=sounds,

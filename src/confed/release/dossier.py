@@ -17,7 +17,7 @@ from typing import Any
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
 from confed.metrics.statistics import LEVEL, holm
-from confed.release.account import values_by_kind, sent_by_site
+from confed.release.account import sent_by_site, values_by_kind
 from confed.release.case import Case
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
