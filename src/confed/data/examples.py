@@ -48,12 +48,20 @@ class TableData:
     """
 
     deterministic = True
+    samples_rows = True
 
     def __init__(self, train: Table, validation: Table, test: Table, known: float = 0.0) -> None:
         self.tables = (train, validation, test)
         self._train, self._validation, self._test = self._read = self.tables
         self._sources = (Source(), Source(), Source())
         self.known = known
+        self._kept: Tensor | None = None
+
+    def only(self, rows: Tensor) -> "TableData":
+        """The same with some of its training examples, whose numbers stay as they are."""
+        fewer = copy(self)
+        fewer._kept = rows
+        return fewer
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -73,7 +81,7 @@ class TableData:
         return moved
 
     def __len__(self) -> int:
-        return len(self._train)
+        return len(self._train) if self._kept is None else len(self._kept)
 
     def shortened(self, train: int, others: int) -> "TableData":
         """The same with at most so many training examples, and so many validation and test examples."""
@@ -94,15 +102,21 @@ class TableData:
 
         The order is drawn from ``rng`` first and the key of the states after it, so that masking does not change it.
         """
-        batches = self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
+        order = torch.randperm(len(self), generator=rng)
+        batches = self._batches(0, batch_size, order if self._kept is None else self._kept[order])
         if not self.known:
             return batches
         key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
         return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
 
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Training batches of some examples; see :class:`confed.federation.protocols.RandomAccess`."""
+        return self._batches(0, batch_size, numbers)
+
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
-        return self._train.steps(batch_size, least)
+        rows = self._train if self._kept is None else self._train.take(len(self._kept))
+        return rows.steps(batch_size, least)
 
     def validation(self, batch_size: int) -> Iterator[Batch]:
         """Validation batches in stored order."""
@@ -494,8 +508,8 @@ class FederatedDataset:
     def kind(self) -> Kind:
         """What is asked of the examples."""
         kinds = {examples.target.kind for examples in self.everything}
-        named: tuple[Kind, ...] = ("labels", "captions", "conversations")
-        return next((kind for kind in named if kind in kinds), "answers")
+        named: tuple[Kind, ...] = ("labels", "captions", "conversations", "answers")
+        return next(kind for kind in named if kind in kinds or kind == "answers")
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -179,6 +179,21 @@ class Controllable(Protocol):
 
 
 @runtime_checkable
+class RandomAccess(Protocol):
+    """Client data whose training examples can be had by their numbers.
+
+    Attributes:
+        samples_rows: whether they can; False where batches are mixed in another way.
+    """
+
+    samples_rows: bool
+
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterable[Batch]:
+        """Training batches of the given examples, int64 (n,), in that order; the last batch may be smaller."""
+        ...
+
+
+@runtime_checkable
 class DrawsAnew(Protocol):
     """Client data with tensors that differ in every epoch; outputs that depend on these are not kept.
 
