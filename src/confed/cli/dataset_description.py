@@ -56,8 +56,7 @@ def describe(
         warnings.simplefilter("always")
         with fitted(fit):
             dataset: FederatedDataset = constructor(**values)
-        if dataset.kind != "labels":
-            dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
+        dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     for warning in told:
         warnings.warn(warning.message, stacklevel=2)
     told_once = list(dict.fromkeys(" ".join(str(warning.message).split()) for warning in told))

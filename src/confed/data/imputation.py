@@ -22,6 +22,7 @@ from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.seeding import generator
+from confed.data.targets import Kind
 
 Fill = Literal["zero", "mean"]
 
@@ -240,6 +241,12 @@ def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
     return value
 
 
+def check_loses(missing: Missing, kind: Kind, name: str) -> None:
+    """Check that no modalities are taken from examples with labels."""
+    if missing.loses and kind == "labels":
+        raise ValueError(f"data.missing is for questions with answers; the examples of {name!r} have labels")
+
+
 def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
     """A dataset whose examples lack modalities at random.
 
@@ -249,6 +256,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
     """
     if not missing.loses:
         return dataset
+    check_loses(missing, dataset.kind, dataset.name)
     owned = modalities_of(dataset)
     texts = {"data.missing": missing.everyone} | {f"data.missing.{name}": r for name, r in missing.clients.items()}
     for where, rates in texts.items():

@@ -330,6 +330,9 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
         columns[name] = torch.cat([table.columns[name] for table in tables])
     sounds, sound_index = _pool_clips([(table.sounds, table.sound_index) for table in tables], tables)
     series, series_index = _pool_clips([(table.series, table.series_index) for table in tables], tables)
+    columns: dict[str, Tensor] = {}
+    for name in names:
+        columns[name] = torch.cat([table.columns[name] for table in tables])
     return replace(
         _pool_pictures(tables),
         columns=columns,

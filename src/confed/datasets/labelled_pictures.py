@@ -37,48 +37,35 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.examples import Examples, LabelledDataset
+from confed.data.examples import Examples
 from confed.data.federate import Pool
 from confed.data.intake.account import Account
 from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
 from confed.data.intake.walk import ROLES, role_of
-from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
-from confed.data.picture_files import HELD, Check, NamedPictures, open_pictures
+from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.vl_files.records import Distinct
-from confed.datasets.reader import Reading
-from confed.registry import register_dataset
+from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 
-@register_dataset
+@reader(
+    "root partition * layout user_key clients alpha minimum validation test_share max_train fold_case unreadable check "
+    "image_size seed",
+    things="pictures", kind="labels", partition=Literal["user", "iid", "dirichlet", "label_skew"] | None,
+    clients=10, validation=0.2, test_share=0.2, image_size=64,
+)  # fmt: skip
 def labelled_pictures(
-    root: Path | str,
-    partition: Literal["user", "iid", "dirichlet", "label_skew"] | None = None,
-    *,
-    layout: Layout = "lines",
-    user_key: str = "user",
-    clients: int = 10,
-    alpha: float = 0.5,
-    minimum: int = 10,
-    validation: float = 0.2,
-    test_share: float = 0.2,
-    max_train: int | None = None,
-    fold_case: bool = False,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 64,
-    seed: int = 0,
-) -> LabelledDataset:
+    options: Options, layout: Layout = "lines", user_key: str = "user", fold_case: bool = False
+) -> Reading:
     """Pictures of one's own, one client per user or shared out. Owners and test sets are the same for all seeds.
 
     Users who have no label on any picture are clients like others.
 
-    Args:
-        root: see the module.
+    Options:
         partition: "user", one client per user who has training pictures: the test pictures of the others are the place
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
@@ -98,7 +85,6 @@ def labelled_pictures(
         fold_case: whether labels that differ in case alone are one, spelled as in ``labels.txt`` or as most are.
         unreadable: share of the pictures that may be left out because they cannot be read.
         check: as for :func:`confed.datasets.coco_labels.coco`.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
         seed: see ``validation`` and ``max_train``.
 
     Raises:
@@ -106,7 +92,7 @@ def labelled_pictures(
             (names it), a label is not in ``labels.txt`` (the first few are listed, with
             their counts), there is no label at all, too many pictures cannot be read, or an option is out of range.
     """
-    folder = Path(root)
+    folder = options.folder
     listed = folder / "labels.txt"
     labels = listed_labels(listed) if listed.is_file() else None
     account = Account()
@@ -116,7 +102,7 @@ def labelled_pictures(
         records = layout_records(folder, layout, account, fold_case, labels or ())
         account.check_remains(len(records))
     has_users = any(record.user for record in records)
-    chosen = partition or ("user" if has_users else "iid")
+    chosen = options.partition or ("user" if has_users else "iid")
     if chosen == "user":
         if not has_users:
             raise ValueError(f"partition 'user' needs a {user_key} of pictures, and {folder / 'labels.jsonl'} has none")
@@ -131,22 +117,19 @@ def labelled_pictures(
     if not whole.labels:
         raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
     source = _source(folder) if layout == "lines" else folder
-    table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
+    table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
-    together = _together(table, open_pictures(source, table.pictures, image_size), records_by_name, roles, account)
-    options = Options(
-        folder, chosen, clients=clients, alpha=alpha, minimum=minimum, validation=validation, test_share=test_share,
-        max_train=max_train, seed=seed,
-    )  # fmt: skip
+    picture_table = open_pictures(source, table.pictures, options.image_size)
+    together = _together(table, picture_table, records_by_name, roles, account)
     pool = Pool(
         Examples.labelled(table, pictures, np.arange(len(table))), roles, keys={"user": users} if owned else {},
         together=together, newcomers=("user",),
     )  # fmt: skip
     facts = {"origin": "pictures and labels of a folder", "partition": chosen, **table.facts()}
     left_out = "beyond max_train, or validation of no client that trains"
-    return Reading(pool, account, left_out, facts).shared("labelled_pictures", options)
+    return Reading(pool, account, left_out, facts, options=replace(options, partition=chosen))
 
 
 def _together(

@@ -22,13 +22,10 @@ from confed.data.intake.account import Account, settled
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.options import Options
-from confed.data.picture_files import NamedPictures
+from confed.data.picture_files import HELD, NamedPictures
 from confed.data.targets import Kind
 from confed.federation.ranges import check_value
 from confed.registry import register_dataset
-
-HELD = 1 << 28
-"""Bytes of pictures that are kept in memory."""
 
 
 @dataclass(frozen=True)

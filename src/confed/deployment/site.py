@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from confed.data.examples import FederatedDataset
 from confed.deployment.manifest import MANIFEST, verified
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import common_ground
@@ -198,8 +197,7 @@ def open_site(
             progress(Note(f"no final model was handed to this site: {ASK_FOR_IT}"))
         over()
 
-    dataset = run_data.dataset
-    out = dataset.unreadable if isinstance(dataset, FederatedDataset) else None
+    out = run_data.dataset.unreadable
     return Site(
         setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
         limit=limit, evaluations=policy, signer=signer, over=ended, final=final,

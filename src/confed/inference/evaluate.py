@@ -433,10 +433,10 @@ class _Trial:
         trained_on, new = self.run.dataset, source.dataset
         if new.elsewhere is not None:
             raise ValueError(f"a card stands for the data {new.name!r}: there are no examples to try models on")
-        if "labels" in (trained_on.kind, new.kind):
-            if trained_on.kind != new.kind:
-                given, needed = trained_on.kind, new.kind
-                raise ValueError(f"the run's models give {given}, and the examples of {new.name!r} have {needed}")
+        if trained_on.kind != new.kind and "labels" in (trained_on.kind, new.kind):
+            kinds = trained_on.kind, new.kind
+            raise ValueError(f"the run's models give {kinds[0]}, and the examples of {new.name!r} have {kinds[1]}")
+        if new.kind == "labels":
             if new.answers != trained_on.answers:
                 strange = [label for label in new.answers if label not in trained_on.answers]
                 lost = [label for label in trained_on.answers if label not in new.answers]

@@ -20,8 +20,8 @@ def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence
         options.pop(key, None)
     if "seed" in signature(constructor).parameters:
         options["seed"] = loaded.run.seed
-    dataset: object = constructor(**options)
-    if not isinstance(dataset, FederatedDataset) or not dataset.public:
+    dataset: FederatedDataset = constructor(**options)
+    if not dataset.public:
         raise ValueError(
             f"the data of {loaded.name!r} have no public texts: give a share of them (data.public), or take other data"
         )

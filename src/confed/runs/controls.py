@@ -57,8 +57,7 @@ def summarise_controls(
         return {}
     floors = _Floors(setup, run_data)
     summary: dict[str, Any] = {}
-    # Of multi-label data, as in their tables: a place that is looked at while training is no test.
-    aside = {*left, *([VALIDATION] if run_data.dataset.kind == "labels" else [])}
+    aside = {*left, VALIDATION}  # a place that is looked at while training is no test
     for view, key in OF_EVALUATED.items():
         places = {p: rows for (v, p), rows in examined.controls.items() if v == view and p not in aside}
         if places:
@@ -138,14 +137,14 @@ class _Floors:
         self._setup, self._materials, self._dataset = setup, run_data, run_data.dataset
         dataset = run_data.dataset
         # Texts that are one of several inputs are no questions about the others: they tell the answer themselves.
-        self._words = not is_modal(dataset)
+        self._words = dataset.kind != "labels" and not is_modal(dataset)
         self._alike = not dataset.answer_sets and not dataset.tasks
         self._learned: dict[tuple[str, str], Any] = {}
 
     def scores(self, name: str, view: str, places: Iterable[str]) -> dict[str, np.ndarray]:
         """Place -> scores of "constant" or "words"; nothing where there is no such answer."""
         dataset = self._dataset
-        if dataset.kind == "captions" or (name == "words" and (dataset.kind == "labels" or not self._words)):
+        if dataset.kind == "captions" or (name == "words" and not self._words):
             return {}
         if dataset.kind == "labels":
             return {place: self._score(place, self.frequencies(view, place).logit().expand) for place in places}

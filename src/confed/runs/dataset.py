@@ -4,18 +4,16 @@ import json
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from confed.data.card_files import read_card
 from confed.data.examples import Examples, FederatedDataset, kind_made
-from confed.data.imputation import Fill, Missing, drop_modalities, impute, missing_of
+from confed.data.imputation import Fill, check_loses, drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.pictures import fitted
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
-from confed.data.targets import Kind
 from confed.datasets.card import aligned_to_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
@@ -82,20 +80,13 @@ def load_source(data: str, seed: int) -> Source:
     terms, fit = values.pop("card", ""), values.pop("fit", "squeeze")
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
-    check_loses(missing, kind_made(constructor), constructor)  # before such data are made, which may take long
+    # Before such data are made, which may take long.
+    check_loses(missing, kind_made(constructor), str(getattr(constructor, "__name__", constructor)))
     with fitted(fit):
         dataset: FederatedDataset = constructor(**values)
-    check_loses(missing, dataset.kind, constructor)
     if dataset.elsewhere is None:
         check_ownership(dataset)
         dataset = leave_out_unreadable(dataset)
     aligned = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
     dataset = drop_modalities(aligned, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
-
-
-def check_loses(missing: Missing, kind: Kind, constructor: Any) -> None:
-    """Check that no modalities are taken from examples with labels."""
-    if missing.loses and kind == "labels":
-        name = getattr(constructor, "__name__", constructor)
-        raise ValueError(f"data.missing is for questions with answers; the examples of {str(name)!r} have labels")

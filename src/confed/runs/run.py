@@ -57,10 +57,6 @@ if TYPE_CHECKING:
 
 # Check that a resumed run has the data that it began with -----------------------------------------------------
 
-_HARM = {
-    True: "Clients would own other examples, and tests hold some that were trained on",
-    False: "Clients would train on other examples, or be tested on others",
-}
 _MOST = 5
 """Names of pictures that are written down."""
 
@@ -82,10 +78,9 @@ def check_same_data(folder: RunFolder, run_data: RunData) -> None:
     lost, now = (
         f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, left_out)
     )
-    harm = _HARM[run_data.dataset.kind == "labels"]
     raise ValueError(
         f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {left_out['rows']} and {now}. {harm}; "
+        f"now {left_out['rows']} and {now}. Clients would have other examples, and be tested on others; "
         "put the files back as they were, or begin a new run"
     )
 

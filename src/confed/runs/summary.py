@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from confed.comparison.refusals import SEVERAL
-from confed.data.examples import FederatedDataset, TableData
+from confed.data.examples import TableData
 from confed.engines.local import Participation, Setup
 from confed.engines.perform import Workspace, count_parameters
 from confed.federation.device_tables import DeviceCounts
@@ -105,13 +105,11 @@ def summarise_run(
     left, dataset = _left(recipe, run_data), run_data.dataset
     sent = _sent(records)
     listed = list(islice(run_data.clients, LISTED))
-    questions = dataset if isinstance(dataset, FederatedDataset) else None
     method, (cut, texts) = setup.algorithm, run_data.texts_cut
-    unreadable = None if questions is None else questions.unreadable
-    examples = ({} if unreadable is None else unreadable.examples).items()
+    examples = ({} if dataset.unreadable is None else dataset.unreadable.examples).items()
     return {
         **_what_was_run(recipe, setup, run_data, metrics),
-        **_results(setup, records, metrics, left, {} if questions is None else questions.type_names),
+        **_results(setup, records, metrics, left, dataset.type_names),
         "examples": {name: _sizes(run_data.clients[name]) for name in listed},
         **_costs(setup, sent, read_jsonl(folder.timings)),
         "cpu_seconds": cpu,
@@ -138,7 +136,7 @@ def summarise_run(
             *examined.notes,
             *[f"left before the end, so their last models are tried but are in no mean: {left}"] * bool(left),
             *[f"{cut} of {texts} different texts are longer than the model reads and lose their end"] * bool(cut),
-            *[str(unreadable)] * bool(unreadable and unreadable.pictures),
+            *([str(dataset.unreadable)] if dataset.unreadable and dataset.unreadable.pictures else []),
             *["resumed: CPU seconds and peak memory are those of the last part"] * resumed,
         ],
         **_present(

@@ -98,7 +98,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     if not pooled:
         known = task_spec(setup.task).known or 0.0
         population = _looking_on(setup, changed(clients, lambda data: data.masked(known)))
-    if run_data.dataset.kind == "labels":
+    if isinstance(setup.task, Counting):
         place = None if _any_validation(clients) else run_data.unseen.get(VALIDATION)
         observers = {} if place is None else {VALIDATION: place}
         most = LOOKED_AT
