@@ -54,7 +54,8 @@ def test_a_linear_head_reads_the_towers_normalised_vector(vision: str, batch: di
     )
     expected = F.layer_norm(pooled, pooled.shape[-1:])
     torch.testing.assert_close(output.features, expected)
-    torch.testing.assert_close(output.logits, F.linear(expected, model.classifier.weight, model.classifier.bias))
+    head: Any = model.classifier
+    torch.testing.assert_close(output.logits, F.linear(expected, head.weight, head.bias))
 
 
 @pytest.mark.parametrize("text", TEXT)
