@@ -358,7 +358,7 @@ def label_options(
     """
 
 
-def _mini(
+def _text_mini(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
@@ -389,7 +389,7 @@ def _mini(
 
 
 ctran_text_mini = variant(
-    _mini, "ctran_text_mini",
+    _text_mini, "ctran_text_mini",
     "A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.\n\n"
     "Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option\n"
     "that is out of range.",
