@@ -4,25 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from confed.algorithms.feddat import FedDAT
-from confed.engines.perform import Setup, Workspace
+from confed.engines.perform import Setup
 from confed.federation.client import Client
-from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held
 from confed.federation.local import Local
-from confed.federation.messages import Message, Reply
+from confed.federation.messages import Message
 from confed.federation.params import Scope
-from confed.federation.state import ClientState
 from confed.losses.distillation import divergence
 from confed.models.vilt import vilt_tiny
-from confed.testing import CHECKS
 from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
+from toy_runs import client_in
 
 S = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, -0.5, 1.5, 0.0]])
 T = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 2.0, 1.0]])
@@ -35,11 +32,7 @@ def client_of(
 ) -> tuple[Setup, Client]:
     """A client of the toy federation (no BatchNorm, no dropout) and the run it is in."""
     setup = toy_setup(method, local=local, rounds=rounds, noisy=False, seed=seed)
-    workspace = Workspace(setup.model())
-    infos = {info.id: info for info in map(setup.population.info, range(3))}
-    scopes = workspace.scopes(setup.algorithm, infos[name])
-    shared = (setup.data(name), workspace.model, workspace.tensors, setup.task, local, ClientState(), scopes)
-    return setup, Client(infos[name], *shared, workspace.initial, round=round, rounds=rounds, seed=seed)
+    return setup, client_in(setup, name, round=round)
 
 
 def received(client: Client, seed: int = 3) -> Message:
@@ -156,21 +149,6 @@ def test_a_fit_by_hand(options: Mapping[str, Any], settings: tuple[float, float,
         assert not torch.equal(tensor, {**message.tensors, **own}[name])
 
 
-def test_divergence_has_its_golden_values_at_each_temperature() -> None:
-    for temperature, value in ((1.0, 0.240056), (2.0, 0.240317), (3.0, 0.233960), (4.0, 0.229437)):
-        assert float(divergence(S, T, temperature)) == pytest.approx(value, abs=1e-6)
-    assert float(divergence(S, T, 3.0, "student_teacher")) == pytest.approx(0.242265, abs=1e-6)
-
-
-def test_divergence_of_sequences_is_the_sum_over_positions() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 4))
-    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (b, a))
-    assert float(divergence(torch.tensor(a), torch.tensor(b))) == pytest.approx((p * np.log(p / q)).sum() / 2)
-    reverse = float(divergence(torch.tensor(a), torch.tensor(b), 1.0, "student_teacher"))
-    assert reverse == pytest.approx((q * np.log(q / p)).sum() / 2)
-
-
 @pytest.mark.usefixtures("faulty_arguments")
 def test_divergence_of_masked_classes_and_bad_input() -> None:
     hidden = torch.tensor([0.0, 0.0, 0.0, -torch.inf])
@@ -222,7 +200,7 @@ def test_each_step_moves_what_it_says_and_nothing_else(order: Any, head_steps: A
 
 
 @pytest.mark.parametrize("updates", ["sequential", "simultaneous"])
-def test_the_teacher_holds_what_was_received_and_it_stays_at_home(updates: Any) -> None:
+def test_the_teacher_is_what_was_received_and_stays(updates: Any) -> None:
     setup, client = client_of(FedDAT(updates=updates), Local(epochs=2, batch_size=4, lr=0.1))
     message = received(client)
     reply = setup.algorithm.actions()["fit"](client, message)
@@ -351,19 +329,6 @@ def test_held_tensors_learn_again_afterwards() -> None:
     with held(client, Scope.SHARED):
         assert not any(t.requires_grad for t in shared)
     assert all(t.requires_grad for t in shared)
-
-
-@pytest.mark.parametrize("check", ["ignores the workspace", "survives the wire", "sends only what is shared"])
-@pytest.mark.parametrize(
-    "method", [FedDAT(updates="simultaneous", preset="code"), FedDAT(teacher="frozen", weighting="examples")], ids=repr
-)
-def test_contract_with_other_switches(method: FedDAT, check: str) -> None:
-    CHECKS[check](method)
-
-
-def test_replies_weigh_alike_or_by_their_examples() -> None:
-    reply = Reply(ClientInfo("a", 7), Message())
-    assert (FedDAT().weight(reply), FedDAT(weighting="examples").weight(reply)) == (1.0, 7.0)
 
 
 def test_rules_need_the_model() -> None:

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
 from confed.engines.local import InProcess, Simulation, simulate
-from confed.engines.perform import Workspace
+from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
-from confed.federation.state import ClientState, MemoryStore
+from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
+from toy_runs import client_in
 
 LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.0)
 
@@ -25,11 +27,7 @@ LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.
 def client_of(method: FedDPA, round: int = 0) -> tuple[FedDPA, Client, Message]:
     """A client (no BatchNorm, no dropout), and shared and private values that are far from small."""
     setup = toy_setup(method, local=LOCAL, noisy=False)
-    workspace = Workspace(setup.model())
-    info = setup.population.info(0)
-    scopes = workspace.scopes(setup.algorithm, info)
-    shared = (setup.data(info.id), workspace.model, workspace.tensors, setup.task, LOCAL, ClientState(), scopes)
-    client = Client(info, *shared, workspace.initial, round=round, rounds=3, seed=0)
+    client = client_in(setup, "client-0", round=round)
     rng = torch.Generator().manual_seed(3)
     draw = {n: 0.5 * torch.randn(client.tensors[n].shape, generator=rng) for n in client.initial}
     client.state.tensors["private"] = {n: draw[n] for n in client.names(Scope.PRIVATE)}
@@ -154,6 +152,10 @@ def test_sequential_makes_the_local_adapter_at_the_end() -> None:
         assert float((local - value).abs().max()) < 0.5
 
 
-def test_replies_weigh_by_their_examples_or_alike() -> None:
-    reply = Reply(ClientInfo("a", 7), Message())
-    assert (FedDPA().weight(reply), FedDPA(weighting="uniform").weight(reply)) == (7.0, 1.0)
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [(FedDPA(), 7.0), (FedDPA(weighting="uniform"), 1.0), (FedDAT(), 1.0), (FedDAT(weighting="examples"), 7.0)],
+    ids=repr,
+)
+def test_replies_weigh_by_their_examples_or_alike(method: Algorithm, weight: float) -> None:
+    assert method.weight(Reply(ClientInfo("a", 7), Message())) == weight

@@ -1,6 +1,6 @@
 """FedDyn, FedDC and SCAFFOLD: against NumPy on quadratics, where optima are known, and by what must stay true."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,37 +147,7 @@ def test_scaffold_step_by_step(cohort: int, option: str) -> None:
     assert records[-1].servers["main"].slots["variate"]["theta"][0].numpy() / 3 == pytest.approx(mean, abs=1e-4)
 
 
-def test_fedavg_is_biased_where_the_drift_methods_are_not() -> None:
-    optimum = (A[:2] * B[:2]).sum(axis=0) / A[:2].sum(axis=0)
-    # After n steps of rate eta a client is (1 - eta a)^n of its first distance away from what it wants.
-    reach = 1 - (1 - RATE * A[:2]) ** STEPS
-    biased = (reach * B[:2]).sum(axis=0) / reach.sum(axis=0)
-    assert np.abs(biased - optimum).max() > 0.1
-    wanted = {
-        FedAvg(): biased, Scaffold(): optimum, Scaffold("gradient"): optimum, FedDyn(1.0): optimum,
-        FedDC(0.1): optimum, FedDC(1.0, "off"): optimum,
-    }  # fmt: skip
-    for method, end in wanted.items():
-        records, _, _ = simulated(bowls(method, 45, clients=2, equal=True))
-        assert path(records)[-1] == pytest.approx(end, abs=2e-3), method
-
-
 # Limiting cases -------------------------------------------------------------------------------------------------
-
-
-def weights(records: list[RoundRecord]) -> Mapping[str, Tensor]:
-    return records[-1].servers["main"].params
-
-
-def test_scaffold_alone_or_among_equals_is_fedavg() -> None:
-    table = toy_clients(sizes=(12,))["client-0"]
-    local = Local(epochs=3, batch_size=12, lr=0.05, optimizer="sgd", weight_decay=0.0)  # the order is irrelevant
-    for clients in ({"one": table}, {"one": table, "two": table, "three": table}):
-        got, wanted = (
-            weights(simulated(toy_setup(m, clients=dict(clients), local=local, noisy=False))[0])
-            for m in (Scaffold("steps"), FedAvg())
-        )
-        assert all(torch.allclose(got[n], wanted[n], atol=1e-5) for n in wanted)
 
 
 @pytest.mark.parametrize("method", [FedDyn(1.0), FedDC(0.5)], ids=["feddyn", "feddc"])
@@ -260,7 +230,7 @@ def test_a_reply_without_its_rate_counts_as_failed() -> None:
         (FedDC(0.1), replace(SGD, optimizer="adamw")),
     ],
 )
-def test_one_clients_rate_moves_feddcs_gradient_by_no_more_than_it_may(method: FedDC, local: Local) -> None:
+def test_one_clients_rate_is_bounded_in_feddcs_gradient(method: FedDC, local: Local) -> None:
     method = replace(method, statistics=())
     start = method.init({"theta": torch.zeros(1, 2)}, {"theta": Scope.SHARED})["main"]
     server = replace(start, clients=2, examples=210, rounds=4, local=local)
@@ -297,7 +267,7 @@ class Overflowing(FedAvg):
         return replace(after, slots={"g": {"theta": torch.tensor([1e38]) * (1.0 if after.round == 1 else 10.0)}})
 
 
-def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> None:
+def test_a_server_state_that_is_not_finite_is_not_kept() -> None:
     kept: list[int] = []
     with Simulation(bowls(Overflowing(), 4), MemoryStore()) as simulation:
         assert isinstance(simulation.executor, InProcess)
@@ -307,28 +277,6 @@ def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> N
         ):
             kept.extend(record.round for record in records)
     assert kept == [1]
-
-
-def test_feddc_without_correction_is_feddyn() -> None:
-    # AdamW, where "auto" leaves the correction out; with BatchNorm, dropout and clients of different sizes.
-    local = Local(epochs=2, batch_size=4, lr=0.02)
-    (dc, store, _), (dyn, other, _) = (simulated(toy_setup(m, local=local), 2) for m in (FedDC(0.3), FedDyn(0.3)))
-    assert all(torch.allclose(weights(dc)[n], t, atol=1e-6) for n, t in weights(dyn).items())
-    for k in range(3):
-        one, two = store.load(f"client-{k}").tensors["drift"], other.load(f"client-{k}").tensors["drift"]
-        assert all(torch.allclose(one[n], two[n], atol=1e-6) for n in two)
-    assert [r.bytes_down for r in dc] == [r.bytes_down for r in dyn]
-
-
-def test_the_first_round_of_scaffold_is_that_of_fedavg() -> None:
-    # Variates are zero; clients of equal size, since SCAFFOLD does not weight them.
-    clients = toy_clients(sizes=(8, 8))
-    for variate in ("steps", "gradient"):
-        got, wanted = (
-            weights(simulated(toy_setup(m, clients=clients, rounds=1))[0])
-            for m in (Scaffold(variate), FedAvg())  # pyright: ignore[reportArgumentType]
-        )
-        assert all(torch.equal(got[n], wanted[n]) for n in wanted)
 
 
 # What must stay true --------------------------------------------------------------------------------------------
@@ -388,7 +336,7 @@ def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
         assert trained <= scaffold.bytes_down[name] - plain.bytes_down[name] < trained + 1000
 
 
-def test_a_round_without_any_step_length_leaves_the_variates_alone() -> None:
+def test_a_round_of_rate_zero_leaves_the_variates_alone() -> None:
     local = replace(SGD, epochs=1, schedule=Schedule(warmup=1.0))  # the first of two rounds has rate 0
     records, store, _ = simulated(bowls(Scaffold("steps"), 2, local))
     assert path(records)[0] == pytest.approx(START)

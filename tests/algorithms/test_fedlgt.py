@@ -24,7 +24,7 @@ from confed.models.resnet import resnet_multilabel_mini
 from confed.tasks.multilabel import Multilabel
 from confed.testing import CHECKS, protections, steadiness, trial
 from confed.testing.toy import ToyModel, toy_setup
-from method_contract import TRANSPORTS, keep_contract, with_and_without_transports
+from method_contract import TRANSPORTS, with_and_without_transports
 
 PLAIN = Local(epochs=1, batch_size=2, lr=0.1, optimizer="sgd", weight_decay=0.0)
 
@@ -126,7 +126,7 @@ def test_guided_steps_equal_a_computation_by_hand(options, guided_rows):
     np.testing.assert_allclose(got["s"].numpy(), s, rtol=1e-5)
 
 
-def test_the_received_model_guides_once_per_example_and_is_told_nothing():
+def test_the_received_model_guides_once_and_is_told_nothing():
     calls = []
     local = replace(PLAIN, epochs=3, lr=5.0)  # so that the model being trained would guide in another way
     run(FedLGT(eps=0.03), {"a": examples(X, Y, KNOWN)}, lambda: Told(3, calls), 3, local=local)
@@ -153,13 +153,6 @@ def test_a_guide_that_is_never_unsure_changes_no_bit():
             *_, last = simulate(simulation, simulation.start(Workspace(setup.model())))
         states.append(last.servers["main"].params)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
-@pytest.mark.parametrize("method", [FedLGT(eps=0.3), FedLGT(preset="code", eps=0.3)], ids=("paper", "code"))
-@with_and_without_transports
-def test_contract_where_much_is_unsure(method, transports):
-    ran = keep_contract(method, transports)
-    assert transports or "neutral coefficients give FedAvg" in ran
 
 
 def test_what_cannot_work_is_refused():
@@ -222,7 +215,7 @@ def test_the_graph_of_two_clients_is_that_of_all_their_examples():
     np.testing.assert_allclose(own.numpy(), shares(*truth), rtol=1e-6)
 
 
-def test_a_client_who_comes_later_is_added_and_nobody_counts_twice():
+def test_a_late_client_is_added_and_nobody_counts_twice():
     truth, clients = two_clients()
     participation = Participation(joins={"b": 2}, leaves={"a": 3})
     records, _ = run(FedLGT(), clients, lambda: Told(4, graph=True), 4, rounds=4, participation=participation)
@@ -240,7 +233,7 @@ def test_other_methods_leave_the_graph_empty():
     assert torch.equal(torch.from_numpy(pairs), LabelGraph(4).co_occurrence)
 
 
-def test_noise_is_on_counts_and_the_same_for_both_orders_of_a_pair():
+def test_noise_on_counts_is_one_for_both_orders_of_a_pair():
     labels, size, noise = 40, 6, 3.0
     rng = np.random.default_rng(1)
     truth = (rng.random((size, labels)) < 0.3).astype(int)
@@ -257,7 +250,7 @@ def test_noise_is_on_counts_and_the_same_for_both_orders_of_a_pair():
     assert abs(np.corrcoef(added[:-1], added[1:])[0, 1]) < 6 / np.sqrt(len(added))
 
 
-def test_a_client_cannot_weigh_more_in_the_graph_than_in_the_mean():
+def test_a_clients_weight_in_the_graph_is_bounded():
     server = ServerState(3, {"graph.co_occurrence": torch.zeros(2, 2), "graph.examples": torch.tensor(10.0)})
 
     def reply(name, value, claimed, error=None):
@@ -270,7 +263,7 @@ def test_a_client_cannot_weigh_more_in_the_graph_than_in_the_mean():
     assert mean["graph.examples"] == 20
 
 
-def test_counts_and_probabilities_are_not_rounded_to_half_precision():
+def test_counts_and_probabilities_stay_in_full_precision():
     # bfloat16 has no number between 300 and 302, and none between 0.5195 and 0.5234.
     size = 301
     client = examples(np.ones((size, 2)), np.ones((size, 2)), np.full((size, 2), -1))

@@ -30,7 +30,7 @@ def ask(setup: Setup, client: str, action: str, message: Message, state: ClientS
     return perform(setup, Workspace(setup.model()), Call(infos[client], action, message), state, round)
 
 
-def test_the_server_hands_out_the_plain_mean_to_those_who_answered() -> None:
+def test_who_answered_is_sent_the_plain_mean() -> None:
     cohort = [ClientInfo(name, n) for name, n in (("a", 5), ("b", 50), ("c", 1))]
     sent = {"a": torch.tensor([[1.0, 2.0]]), "c": torch.tensor([[4.0, -2.0]])}
     asked: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ def test_scores_of_another_shape_are_left_out() -> None:
     assert heard == ["b", "d"]
 
 
-def test_replies_must_look_as_the_public_examples_say_from_the_first_one_on(tmp_path: Path) -> None:
+def test_replies_must_have_the_shape_of_public_examples(tmp_path: Path) -> None:
     """Nobody is left out because another site was heard first."""
     method = FedMD(items=4, public_epochs=0).with_public_data(PUBLIC, 3)
     letters = Letters(toy_setup(method, rounds=1), tmp_path)
@@ -90,7 +90,7 @@ def test_replies_must_look_as_the_public_examples_say_from_the_first_one_on(tmp_
     assert few[0].expects["logits"].shape == (PUBLIC, 3)
 
 
-def test_scores_are_those_of_the_clients_model_in_the_order_of_the_public_examples() -> None:
+def test_scores_are_in_the_order_of_the_public_examples() -> None:
     setup = toy_setup(FedMD(public_epochs=0), noisy=False, local=STILL)
     message, state = ask(setup, "client-1", "predict", Message(), ClientState())
     model = setup.model()
@@ -99,7 +99,7 @@ def test_scores_are_those_of_the_clients_model_in_the_order_of_the_public_exampl
     assert torch.allclose(message.tensors["logits"], model.eval()(rows).logits, atol=1e-6)
 
 
-def test_a_part_of_the_public_examples_is_the_same_for_all_and_new_in_every_round() -> None:
+def test_the_drawn_public_examples_are_one_set_per_round() -> None:
     setup = toy_setup(FedMD(items=4, public_epochs=0), noisy=False, local=STILL)
     everything = setup.model().eval()(setup.public.tables[0].batch(torch.arange(PUBLIC))).logits
 
@@ -157,7 +157,7 @@ def test_nothing_but_scores_travels() -> None:
     }
 
 
-def test_clients_see_of_public_examples_what_they_have_modalities_for() -> None:
+def test_clients_see_public_examples_of_their_modalities() -> None:
     setup = toy_setup(FedMD(), kind="modalities")
     heard, seen = (replace(setup, public=modal_clients(5, (6,), [(m,)])["client-0"]) for m in ("audio", "text"))
     with pytest.raises(ValueError, match=r"client 'client-1' has \(text\), got one with audio only"):

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,12 +9,9 @@ import torch
 
 from confed.algorithms.fedp3 import FedP3
 from confed.algorithms.st import ST
-from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
-from confed.federation.state import MemoryStore
-from confed.testing.toy import ToyTask, toy_clients, toy_setup
-from method_contract import keep_contract, with_and_without_transports
+from confed.testing.toy import ToyTask, toy_setup
 from toy_runs import client_in
 
 
@@ -134,27 +130,3 @@ def test_the_term_begins_at_its_round(method: Algorithm) -> None:
         wanted = float(ToyTask().loss(client.model(batch), batch))
     (loss,) = losses(client.model, batch)
     assert loss.item() == pytest.approx(wanted)
-
-
-@with_and_without_transports
-@pytest.mark.parametrize("pairs", ["sorted", "sampled"])
-def test_other_ways_to_take_pairs_keep_the_contract(pairs: Literal["sorted", "sampled"], transports: bool) -> None:
-    keep_contract(FedP3(pairs=pairs, samples=3, start_round=0), transports)
-
-
-def test_a_strong_term_keeps_clients_near_the_global_model() -> None:
-    gaps = []
-    for lam in (0.0, 5.0):
-        setup = toy_setup(FedP3(lam=lam, start_round=0, pairs="all", space="logit"), rounds=1, noisy=False)
-        store = MemoryStore()
-        with Simulation(setup, store, InProcess(setup)) as simulation:
-            start = simulation.start(Workspace(setup.build()))
-            list(simulate(simulation, start))
-        personal = store.load("client-1").tensors["personal"]
-        model = setup.build()
-        batch = next(iter(toy_clients()["client-1"].test(50)))
-        with torch.no_grad():
-            before = model(batch).logits
-            after = torch.func.functional_call(model, personal, (batch,)).logits
-        gaps.append(float((before - after).abs().mean()))
-    assert gaps[1] < 0.5 * gaps[0]

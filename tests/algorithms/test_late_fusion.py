@@ -18,7 +18,7 @@ def model(**options) -> LateFusion:
     return late_fusion_mini(5, 20, **{"modalities": ("image", "text", "audio"), **SMALL} | options)
 
 
-def test_answers_are_the_mean_of_log_probabilities_and_of_one_modality_its_own() -> None:
+def test_answers_are_the_mean_of_log_probabilities() -> None:
     net, batch = model().eval(), modal_batch()
     alone = [net(restricted(batch, [m])).logits for m in ("image", "text", "audio")]
     assert all(torch.allclose(each.exp().sum(1), torch.ones(len(each))) for each in alone)
@@ -41,7 +41,7 @@ def test_a_batch_of_nothing_is_refused() -> None:
         model()({"label": torch.zeros(2)})
 
 
-def test_objective_is_the_sum_of_the_losses_of_each_modality_alone() -> None:
+def test_objective_is_the_sum_of_the_modalities_losses() -> None:
     setup = toy_setup(LateFusionFedAvg(), kind="modalities", noisy=False)
     net, data = setup.model(), setup.data("client-0")
     batch = data.tables[0].batch(torch.arange(8))
@@ -56,7 +56,7 @@ def test_objective_is_the_sum_of_the_losses_of_each_modality_alone() -> None:
     assert float(loss.detach()) != pytest.approx(float(setup.task.loss(net(batch), batch).detach()), abs=1e-2)
 
 
-def test_fine_tuning_keeps_what_it_learned_and_trains_the_modalities_apart() -> None:
+def test_fine_tuning_trains_the_modalities_apart() -> None:
     local = Local(epochs=1, batch_size=8, lr=0.05)
     records, store, _ = simulated(toy_setup(LateFusionFedAvg(), kind="modalities", local=local, rounds=2))
     _, untuned, _ = simulated(toy_setup(LateFusionFedAvg(finetune_epochs=0), kind="modalities", local=local, rounds=2))

@@ -17,7 +17,6 @@ from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.testing.toy import OWNED, modal_clients, toy_setup
-from method_contract import keep_contract, with_and_without_transports
 from toy_runs import simulated
 
 ALL = ("image", "text", "audio")
@@ -156,12 +155,6 @@ def test_a_servers_optimiser_leaves_means_alone() -> None:
     after = method.aggregate(before, [reply])
     assert after.params["fusion.means.text"].tolist() == [4.0, 4.0]
     assert after.params["w"].item() != 1.0
-
-
-@with_and_without_transports
-@pytest.mark.parametrize("kind", ["mean", "token"])
-def test_the_other_kinds_keep_the_contract(kind: Kind, transports: bool) -> None:
-    keep_contract(ModalityFill(kind), transports)
 
 
 def test_a_batch_of_no_modality_is_refused() -> None:

@@ -5,14 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.modality_dropout import ModalityDropout, kept
 from confed.algorithms.modality_transformer import ModalityTransformer
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, Simulation
 from confed.federation.local import Local
-from confed.federation.messages import Reply
-from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import modal_clients, toy_setup
 from toy_runs import simulated
 
@@ -41,24 +37,6 @@ def test_gradients_of_the_two_maps_are_as_lambda_to_its_rest(lam: float) -> None
     assert model.get_parameter("embed.audio.local.weight").grad is None
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-def test_lambda_0_is_fedavg_to_the_bit(noisy: bool) -> None:
-    one, _, _ = simulated(modal(ModalityTransformer(lam=0.0, finetune_epochs=0), noisy=noisy))
-    other, _, _ = simulated(modal(FedAvg(), noisy=noisy))
-    mine, theirs = (records[2].servers["main"].params for records in (one, other))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(t, theirs[n]) for n, t in mine.items())
-
-
-def test_equal_maps_are_a_fixed_point_of_aggregation() -> None:
-    setup = modal(ModalityTransformer())
-    params = Simulation(setup, MemoryStore()).start(InProcess(setup).workspace)["main"].params
-    clients = [setup.population.info(k) for k in range(3)]
-    replies = [Reply(c, setup.algorithm.broadcast(ServerState(0, params), c)) for c in clients]
-    after = setup.algorithm.aggregate(ServerState(0, params), replies)
-    assert all(torch.equal(after.params[n], t) for n, t in params.items())
-
-
 def test_local_maps_stay_at_home_and_one_owner_keeps_its_map() -> None:
     records, store, _ = simulated(modal(ModalityTransformer(lam=0.5, finetune_epochs=0), rounds=2))
     server = records[-1].servers["main"].params
@@ -70,7 +48,7 @@ def test_local_maps_stay_at_home_and_one_owner_keeps_its_map() -> None:
     assert torch.equal(server["embed.audio.shared.weight"], own["embed.audio.shared.weight"])
 
 
-def test_a_place_without_maps_and_the_global_model_use_the_shared_ones() -> None:
+def test_a_place_without_maps_uses_the_shared_ones() -> None:
     table = modal_clients(3, (9,), [("image", "text", "audio")])["client-0"]
     setup = replace(modal(ModalityTransformer(lam=0.6), rounds=2), observers={"elsewhere": TableData(*table.tables)})
     records, _, simulation = simulated(setup)
@@ -128,7 +106,7 @@ def test_local_maps_have_a_rate_of_their_own(optimizer: str) -> None:
 # Dropout --------------------------------------------------------------------------------------------------------
 
 
-def test_never_the_last_modality_and_the_right_share_of_the_others() -> None:
+def test_dropout_never_takes_the_last_modality() -> None:
     rng = torch.Generator().manual_seed(0)
     drawn = [kept(("image", "text"), 0.5, rng) for _ in range(4000)]
     assert all(drawn)
@@ -141,7 +119,7 @@ def test_never_the_last_modality_and_the_right_share_of_the_others() -> None:
         ModalityDropout(rate=1.0)
 
 
-def test_training_batches_lose_modalities_and_evaluation_batches_do_not() -> None:
+def test_only_training_batches_lose_modalities() -> None:
     seen: list[set[str]] = []
     setup = modal(ModalityDropout(rate=0.5), rounds=1, local=replace(SGD, epochs=8))
     build = setup.build

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.mmfed import MMFed
 from confed.algorithms.per_fedavg import PerFedAvg
@@ -119,12 +118,6 @@ def test_rounds_and_personal_models_against_numpy(variant) -> None:
         assert own == pytest.approx(theta, abs=2e-4)
 
 
-@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.0, adapt_steps=0, weighting="examples"), MMFed(0.0, 0)])
-def test_alpha_0_is_fedavg_to_the_bit(method: Algorithm) -> None:
-    one, other = (simulated(toy_setup(m, rounds=2))[0][1].servers["main"].params for m in (method, FedAvg()))
-    assert all(torch.equal(t, other[n]) for n, t in one.items())
-
-
 def test_mmfed_is_first_order_and_weighted_by_size() -> None:
     setups = (bowls(MMFed(ALPHA, 3)), bowls(PerFedAvg(ALPHA, "fo", adapt_steps=3, weighting="examples")))
     (one, mine, _), (other, theirs, _) = map(simulated, setups)
@@ -156,7 +149,7 @@ def test_modalities_that_are_not_in_the_batch_are_not_moved() -> None:
     assert not any(record.errors for record in records)
 
 
-def test_fine_tuning_in_place_of_steps_is_that_of_fedavg_with_fine_tuning() -> None:
+def test_fine_tuning_is_that_of_fedavg_ft() -> None:
     local = Local(epochs=1, batch_size=8, lr=0.05)
     ours = PerFedAvg(alpha=0.0, finetune_epochs=2, weighting="examples")
     records, store, _ = simulated(toy_setup(ours, local=local, rounds=2))

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from confed.algorithms.pfedmma import PFedMMA
-from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.local import Simulation, simulate
 from confed.engines.participation import Members
 from confed.engines.perform import Setup
-from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
-from confed.federation.messages import Call, Reply
 from confed.federation.protocols import Batch, Output
-from confed.federation.state import MemoryStore, Store
+from confed.federation.state import MemoryStore
 from confed.models.adapters import AdapterBank, Host
 from confed.testing.toy import ToyTask, toy_clients
+from lora_federation import Listener
 
 WIDTH, RANK = 6, 3
 
@@ -122,19 +121,6 @@ def test_a_copy_has_projections_of_its_own() -> None:
     assert not torch.equal(other({"x": x}).logits, before)
 
 
-class Listener(InProcess):
-    """Answers calls, and remembers them."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.heard: list[tuple[Call, Reply]] = []
-
-    def __call__(self, calls: Any, store: Store, round: int) -> Any:
-        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-            self.heard.append((call, reply))
-            yield reply
-
-
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
     method = PFedMMA(weighting=weighting).configure(Towers(), ToyTask())
@@ -144,17 +130,13 @@ def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
     simulation = Simulation(setup, store, listener)
     (record,) = simulate(simulation, simulation.start(listener.workspace))
     after = record.servers["main"].params
-    weights = [call.client.num_examples if weighting == "examples" else 1 for call, _ in listener.heard]
+    weights = [call.client.num_examples if weighting == "examples" else 1 for _, call, _ in listener.heard]
     for name, value in after.items():
         assert name.startswith("shared_projection.")
-        sent = [reply.message.tensors[name].double().numpy() for _, reply in listener.heard]
+        sent = [reply.message.tensors[name].double().numpy() for _, _, reply in listener.heard]
         np.testing.assert_allclose(value.numpy(), np.average(sent, axis=0, weights=weights), atol=1e-6)
-    for call, reply in listener.heard:
+    for _, call, reply in listener.heard:
         assert set(call.message.tensors) == set(reply.message.tensors) == set(after)
     own = [store.load(client.id).tensors["private"] for client in simulation.clients()]
     for name in ("text.0.output.adapter.down.weight", "image.2.output.adapter.up.weight", "head.weight"):
         assert not torch.equal(own[0][name], own[1][name])
-
-
-def test_all_but_what_is_shared_is_private() -> None:
-    assert PFedMMA().rules(ClientInfo("a", 1))["*"] == "private"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.algorithms.pfedmoap import POOL, THERE, VECTORS, Gate, PFedMoAP, nearest
+from confed.algorithms.pfedmoap import POOL, THERE, VECTORS, Gate, PFedMoAP
 from confed.algorithms.promptfl import PromptFL
 from confed.federation.families.prompts import CONTEXT
 from confed.federation.update_privacy import UpdatePrivacy
@@ -88,7 +88,7 @@ def test_texts_of_experts_are_read_once() -> None:
     assert len(passes) == 3 + 4
 
 
-def test_clients_are_sent_the_nearest_prompts_of_others_from_the_second_round_on() -> None:
+def test_clients_are_sent_the_nearest_prompts_of_others() -> None:
     outcome = run(toy_setup(PFedMoAP(experts=9), rounds=2))
     fits = [(call, reply) for _, call, reply in outcome.replies if call.action == "fit"]
     assert not any(call.message.tensors[THERE].any() for call, _ in fits[:3])
@@ -112,15 +112,7 @@ def test_the_first_round_is_promptfl_and_the_second_is_not() -> None:
     assert (context(PFedMoAP(), 2) - context(PromptFL(), 2)).abs().max() > 1e-3
 
 
-def test_the_prompt_alone_is_sent_and_the_gate_stays() -> None:
-    outcome = run(toy_setup(PFedMoAP()))
-    sent = [set(reply.message.tensors) for _, call, reply in outcome.replies if call.action == "fit"]
-    assert all(names == {CONTEXT} for names in sent)
-    gates = [state.tensors["private"]["gate.query.weight"] for state in outcome.states.values()]
-    assert not torch.equal(gates[0], gates[1])
-
-
-def test_a_dual_encoder_of_the_library_mixes_prompts_in_the_second_round(tmp_path: Path) -> None:
+def test_a_dual_encoder_of_the_library_mixes_prompts(tmp_path: Path) -> None:
     told = (
         "algorithm.name=pfedmoap", "study.methods=[]", "~study.lr", "model.source=tiny:clip", "model.context=2",
         "data.shots=1", "data.classes=4", "data.test_per_class=1", "data.validation_shots=1", "run.rounds=2",
@@ -133,12 +125,7 @@ def test_a_dual_encoder_of_the_library_mixes_prompts_in_the_second_round(tmp_pat
     assert summary["parameters"]["sent"] == 2 * 32
 
 
-def test_nearest_prompts_come_first() -> None:
-    own, others = torch.zeros(1, 2), [torch.full((1, 2), x) for x in (3.0, -1.0, 2.0)]
-    assert [p[0, 0].item() for p in nearest(own, others, 2)] == [-1.0, 2.0]
-
-
-def test_noise_at_the_client_is_on_the_prompts_that_others_are_sent() -> None:
+def test_prompts_that_others_are_sent_are_noised() -> None:
     pytest.importorskip("dp_accounting")
     noisy = PFedMoAP(update_privacy=UpdatePrivacy(clip=1e-6, noise=1.0))
     outcome = run(toy_setup(noisy, rounds=1))

@@ -78,7 +78,7 @@ def test_likeness_to_prototypes_equals_a_computation_by_hand() -> None:
 # What stands in -------------------------------------------------------------------------------------------------
 
 
-def test_missing_slots_hold_prototypes_of_the_class_or_of_likely_classes() -> None:
+def test_missing_slots_hold_prototypes() -> None:
     model, fusion = extended(temperature=0.5)
     batch = modal_clients(0, (6,), [("image", "text", "audio")])["client-0"].tables[0].batch(torch.arange(6))
     backbone = type(model).forward
@@ -161,7 +161,7 @@ def test_a_class_that_nobody_has_keeps_its_prototype() -> None:
     assert after.round == 1
 
 
-def test_a_client_of_two_examples_and_a_place_that_sees_everything() -> None:
+def test_a_client_of_two_examples_and_an_observer() -> None:
     table = modal_clients(3, (6,), [("image", "text", "audio")])["client-0"]
     setup = toy_setup(
         PmcmFL(fusion_weight=0.1, modality_weight=0.1), kind="modalities", clients=modal_clients(0, (2, 9, 9))

@@ -1,7 +1,7 @@
 """Settings, models and protections that methods refuse before anything runs, each in a line that names the fault."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -10,8 +10,10 @@ from torch import nn
 
 from confed.algorithms.afl import AFL
 from confed.algorithms.bicsl import BiCSL
+from confed.algorithms.crd import CRD
 from confed.algorithms.creamfl import CreamFL
 from confed.algorithms.ditto import Ditto
+from confed.algorithms.dkd import DKD
 from confed.algorithms.dpfpl import DPFPL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddat import FedDAT
@@ -36,6 +38,7 @@ from confed.algorithms.pfedmma import PFedMMA
 from confed.algorithms.pfedmoap import PFedMoAP
 from confed.algorithms.pmcmfl import PmcmFL
 from confed.algorithms.promptfl import PromptFL
+from confed.algorithms.sp import SP
 from confed.algorithms.split_learning import SplitLearning
 from confed.algorithms.st import ST
 from confed.algorithms.tip_adapter import TipAdapter
@@ -68,11 +71,20 @@ def named(value: object) -> str:
 Method = Callable[..., Algorithm]
 RANKS = {"client-0": 1}
 SETTINGS: list[tuple[Method, Mapping[str, Any], str]] = [
+    *((method, {"lam": -1.0}, "algorithm.lam must not be negative, got -1.0") for method in (CRD, DKD, SP)),
+    *((method, {"lam": float("nan")}, "algorithm.lam must be a number, got nan") for method in (CRD, DKD, SP)),
+    *((method, {"start_round": -1}, "algorithm.start_round must not be negative") for method in (CRD, DKD, SP)),
+    *((method, {"temperature": 0.0}, "algorithm.temperature must be positive, got 0.0") for method in (CRD, DKD)),
     (BiCSL, {"averaged": "none"}, "algorithm.averaged must be one of all, backbone, got 'none'"),
     (BiCSL, {"decorrelate": -1.0}, "algorithm.decorrelate must not be negative, got -1.0"),
     (BiCSL, {"preset": "both"}, "algorithm.preset must be one of paper, code, got 'both'"),
     (BiCSL, {"privacy": CutPrivacy(gradient_clip=1.0)}, r"algorithm.privacy.gradient_clip must be left out"),
     (BiCSL, {"staleness": 2}, "algorithm.staleness must be one of 0, 1, got 2"),
+    (CRD, {"momentum": 1.0}, r"algorithm.momentum must lie in \[0, 1\), got 1.0"),
+    (CRD, {"negatives": 0}, "algorithm.negatives must be at least 1, got 0"),
+    (CRD, {"width": 0}, "algorithm.width must be at least 1, got 0"),
+    (DKD, {"alpha": -1.0}, "algorithm.alpha must not be negative, got -1.0"),
+    (DKD, {"warmup": 0}, "algorithm.warmup must be at least 1, got 0"),
     (Ditto, {"lam": -1}, r"algorithm\.lam must not be negative, got -1"),
     (FedDAT, {"alpha": -1.0}, "algorithm.alpha must not be negative, got -1.0"),
     (FedDAT, {"preset": "mine"}, "algorithm.preset must be one of paper, code, got 'mine'"),
@@ -158,10 +170,32 @@ def _captioner() -> nn.Module:
     return caption_transformer_tiny(1, 20)
 
 
+@dataclass(frozen=True)
+class SoftTask(ToyTask):
+    """Several answers may be right."""
+
+    single_label: bool = False
+
+
+class Headless(nn.Module):
+    """A model that does not name its answer head."""
+
+
+def _without_weights() -> nn.Module:
+    model = toy_model()
+    model.head = nn.Identity()  # type: ignore[assignment]
+    return model
+
+
 MODELS: list[tuple[Algorithm, Callable[[], nn.Module], Any, str]] = [
     (BiCSL(), toy_model, ToyTask(), r"BiCSL needs task.name = 'contrastive', got 'ToyTask'"),
     (CreamFL(), toy_model, ToyTask(), r"ToyModel has none of texts: set model.name to 'clip'"),
     (CreamFL(server=ServerOptimizer("momentum", lr=0.5)), _prompt_model, ToyTask(), "averages no updates"),
+    (CRD(), toy_model, SoftTask(), r'negatives_from = "other_classes".* exactly one right answer.*; got SoftTask'),
+    (CRD(), Headless, ToyTask(), r"'answer_head' must name the submodule.*got None in Headless"),
+    (DKD(), toy_model, SoftTask(), r"DKD treats .* exactly one right answer each .*; got SoftTask"),
+    (MOON(), Headless, ToyTask(), "answer_head"),
+    (MOON(), _without_weights, ToyTask(), "weight matrix"),
     (DPFPL(), _prompt_model, toy_contrastive_task(), "this task's loss compares examples"),
     (DPFPL(), toy_model, ToyTask(), "learns prompts of class names"),
     (FedDAT(), toy_model, ToyTask(), r"FedDAT trains adapters, and ToyModel has none: set model\.trainable"),
@@ -194,6 +228,16 @@ def test_models_and_tasks_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         method.configure(model(), task)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "task"),
+    [(CRD(negatives_from="others"), toy_model, SoftTask()), (SP(), toy_model, SoftTask()),
+     (MOON(projection=False), Headless, ToyTask())],
+    ids=named,
+)  # fmt: skip
+def test_other_choices_of_these_methods_fit(method: Algorithm, model: Callable[[], nn.Module], task: Any) -> None:
+    assert method.configure(model(), task) == method
 
 
 NOISE, MEDIAN, SUM = UpdatePrivacy(clip=1.0), RobustMean("median"), SecureSum()

@@ -1,14 +1,12 @@
 """SP, DKD and CRD: golden values, plain NumPy loops over examples, and what a client does with them in a round."""
 
 import math
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from confed.algorithms.crd import CRD
@@ -29,11 +27,9 @@ from confed.losses.distillation import (
     contrast,
     decoupled,
     draw_negatives,
-    knowledge_preserving,
     similarity_preserving,
 )
-from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
-from method_contract import keep_contract, with_and_without_transports
+from confed.testing.toy import toy_clients, toy_model, toy_setup
 from toy_runs import client_in, simulated
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
@@ -68,15 +64,6 @@ def test_similarity_golden_and_by_loops() -> None:
     student, teacher = normal(5, 4).double(), normal(5, 7, seed=1).double()
     wanted = similarity_by_loops(student.numpy(), teacher.numpy())
     assert similarity_preserving(student, teacher).item() == pytest.approx(wanted, abs=1e-12)
-
-
-def test_similarity_does_not_see_rotations_scales_or_the_order_of_examples() -> None:
-    student, teacher = normal(6, 4).double(), normal(6, 4, seed=1).double()
-    plain = similarity_preserving(student, teacher).item()
-    rotation = torch.linalg.qr(normal(4, 4, seed=2).double())[0]
-    assert similarity_preserving(3 * student @ rotation, teacher).item() == pytest.approx(plain, abs=1e-12)
-    order = torch.tensor([3, 1, 5, 0, 4, 2])
-    assert similarity_preserving(student[order], teacher[order]).item() == pytest.approx(plain, abs=1e-12)
 
 
 def test_similarity_of_one_example_and_of_zeros_is_harmless() -> None:
@@ -119,15 +106,6 @@ def test_decoupled_golden_and_by_loops() -> None:
         wanted = decoupled_by_loops(student.numpy(), teacher.numpy(), labels, tau)
         got = decoupled(student, teacher, torch.tensor(labels), tau)
         assert (got[0].item(), got[1].item()) == pytest.approx(wanted, abs=1e-12)
-
-
-def test_the_two_parts_make_up_plain_distillation() -> None:
-    # Per example: tau² KL = TCKD + (1 - p_T(t)) NCKD.
-    for i in range(2):
-        s, t, y = STUDENT[i : i + 1], TEACHER[i : i + 1], LABELS[i : i + 1]
-        tckd, nckd = decoupled(s, t, y, 2.0)
-        unsure = 1 - (t / 2).softmax(1)[0, y].item()
-        assert (tckd + unsure * nckd).item() == pytest.approx(knowledge_preserving(s, t, 2.0).item(), abs=1e-12)
 
 
 def test_decoupled_gradient_extremes_and_bad_input() -> None:
@@ -231,7 +209,7 @@ def test_stored_banks_are_copied() -> None:
     assert not torch.equal(banks.rows, stored["rows"])
 
 
-def test_negatives_are_drawn_from_the_candidates_without_repetition() -> None:
+def test_negatives_are_drawn_without_repetition() -> None:
     candidates = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) < 0.4
     candidates[0] = False
     rng = torch.Generator().manual_seed(1)
@@ -360,7 +338,7 @@ def run(method: Algorithm, rounds: int, **clients: object) -> tuple[dict[str, Te
     return dict(records[-1].servers["main"].params), store
 
 
-def test_features_of_the_global_model_are_computed_once_per_example_and_round() -> None:
+def test_global_features_are_computed_once_per_example() -> None:
     client = client_of(FedAvg(), Local(epochs=3, batch_size=7))
     known = global_features(client)
     wanted = toy_model(noisy=False)(next(iter(client.data.test(50)))).features.detach()
@@ -373,7 +351,7 @@ def test_features_of_the_global_model_are_computed_once_per_example_and_round() 
     assert len(calls) == 3  # batches of one epoch
 
 
-def test_crd_keeps_128_values_per_example_and_side_and_sends_none_of_it() -> None:
+def test_crd_keeps_its_memory_and_sends_none_of_it() -> None:
     servers, store = run(CRD(), rounds=3)
     plain, _ = run(FedAvg(), rounds=1)
     assert servers.keys() == plain.keys()
@@ -413,65 +391,8 @@ def test_a_client_of_one_class_trains_as_in_fedavg() -> None:
     assert any(not torch.allclose(other[name], value) for name, value in wanted.items())
 
 
-@dataclass(frozen=True)
-class SoftTask(ToyTask):
-    """Several answers may be right."""
-
-    single_label: bool = False
-
-
-class Headless(nn.Module):
-    """A model that does not name its answer head."""
-
-
-def test_methods_that_need_one_right_answer_say_so_before_training() -> None:
-    model = toy_model()
-    with pytest.raises(ValueError, match=r"DKD treats .* exactly one right answer each .*; got SoftTask"):
-        DKD().configure(model, SoftTask())
-    with pytest.raises(
-        ValueError, match=r'negatives_from = "other_classes".* exactly one right answer.*; got SoftTask'
-    ):
-        CRD().configure(model, SoftTask())
-    assert CRD(negatives_from="others").configure(model, SoftTask()) == CRD(negatives_from="others")
-    assert SP().configure(model, SoftTask()) == SP()
-    with pytest.raises(ValueError, match=r"'answer_head' must name the submodule.*got None in Headless"):
-        CRD().configure(Headless(), ToyTask())
-
-
 def test_a_client_whose_data_changed_is_told_so() -> None:
     memory = {**MemoryBanks.new(3, 128, torch.Generator()).tensors(), "labels": torch.zeros(3, dtype=torch.int64)}
     client = client_of(CRD(), state=ClientState({"crd": memory}))
     with pytest.raises(ValueError, match="'client-1' has 20 training examples and a memory of 3"):
         CRD().objective(client)
-
-
-BAD = [
-    *((kind, "lam", -1.0, "must not be negative, got -1.0") for kind in (SP, DKD, CRD)),
-    *((kind, "lam", math.nan, "must be a number, got nan") for kind in (SP, DKD, CRD)),
-    *((kind, "start_round", -1, "must not be negative, got -1") for kind in (SP, DKD, CRD)),
-    *((kind, "temperature", 0.0, "must be positive, got 0.0") for kind in (DKD, CRD)),
-    (DKD, "alpha", -1.0, "must not be negative, got -1.0"),
-    (DKD, "warmup", 0, "must be at least 1, got 0"),
-    (CRD, "negatives", 0, "must be at least 1, got 0"),
-    (CRD, "width", 0, "must be at least 1, got 0"),
-    (CRD, "momentum", 1.0, "must lie in [0, 1), got 1.0"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "value", "text"), BAD)
-def test_hyper_parameters_out_of_range_are_refused(
-    kind: Callable[..., Algorithm], name: str, value: float, text: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"algorithm.{name} {text}")):
-        kind(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "method",
-    [CRD(negatives=2, start_round=0, momentum=0.0), CRD(negatives_from="others", width=4)],
-    ids=["few", "others"],
-)
-@with_and_without_transports
-def test_contract_with_other_switches(method: Algorithm, transports: bool) -> None:
-    ran = keep_contract(method, transports)
-    assert transports or "resumes exactly" in ran

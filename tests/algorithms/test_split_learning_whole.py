@@ -75,7 +75,7 @@ def check(setup: Setup, loss: Callable[[nn.Module, dict[str, Tensor]], Tensor]) 
     return got
 
 
-def test_bicsl_learns_as_the_whole_network_with_batch_statistics_dropout_and_a_schedule() -> None:
+def test_bicsl_learns_as_the_whole_network() -> None:
     """BatchNorm behind the server's adapter and in the client's backbone, dropout in the backbone, and a cosine.
 
     By SGD: a bias in front of BatchNorm has no gradient but rounding, which AdamW would blow up to full steps.
@@ -89,7 +89,7 @@ def test_bicsl_learns_as_the_whole_network_with_batch_statistics_dropout_and_a_s
     assert int(got["nha.norm.num_batches_tracked"]) == ROUNDS * 2 * 5
 
 
-def test_split_learning_learns_as_the_whole_network_with_batch_statistics_dropout_and_a_schedule() -> None:
+def test_split_learning_learns_as_the_whole_network() -> None:
     setup = toy_setup(SplitLearning(hidden=5), clients=toy_clients(sizes=(18,)), local=LOCAL, rounds=ROUNDS)
     got = check(setup, lambda model, batch: setup.task.loss(model(batch), batch))
     assert "head.middle.0.weight" in got

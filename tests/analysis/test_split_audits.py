@@ -97,9 +97,7 @@ def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, mon
     assert "agreement" in page.read_text().lower()
 
 
-def test_gradients_of_supervised_split_learning_give_answers_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_split_learning_give_answers_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "NOISES", (3.0,))
     recipe = RECIPE.replace('name = "bicsl"', 'name = "split_learning"\nhidden = 16')
     recipe = recipe.replace('name = "contrastive"\nwidth = 16\nhidden = 32\nembedding = 16', 'name = "vqa"')
@@ -237,9 +235,7 @@ def test_a_curve_is_of_rows_that_differ_in_noise_alone(monkeypatch: pytest.Monke
     assert rows == {"bicsl (off)": ["low", "off"], "bicsl (butd)": ["butd"], "bicsl (distinct)": ["distinct"]}
 
 
-def test_the_report_and_the_figures_of_a_noised_study_have_the_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_and_figures_of_a_noised_study_have_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"fedavg": "", "fedprox": "clip = 1.0\nnoise = 4.0\n", "fedp3": "clip = 1.0\nnoise = 9.0\n"}
     for row, noise in rows.items():
         place = make_run(tmp_path / row / "seed-0", row, 0)

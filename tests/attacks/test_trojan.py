@@ -26,7 +26,6 @@ from confed.attacks.trojan import (
     fit_head,
     inserted,
     last_words,
-    nearest_words,
     surrogate_loss,
     truth_loss,
     with_words,
@@ -89,7 +88,7 @@ def _rng() -> torch.Generator:
 # The picture -----------------------------------------------------------------------------------------------
 
 
-def test_on_a_linear_model_the_search_ends_in_the_best_corner_of_the_ball() -> None:
+def test_on_a_linear_model_the_search_ends_in_the_best_corner() -> None:
     model, batch = Linear(), _batch()
     found = Trojan(eps=0.5, steps=20)(batch, truth_loss(model), _rng(), visual=("regions", BOUNDS)).visual
     assert found is not None
@@ -150,7 +149,7 @@ def test_bounds_are_those_of_the_regions_that_are_there() -> None:
 # The question ----------------------------------------------------------------------------------------------
 
 
-def test_the_last_word_moves_to_the_best_corner_and_then_to_the_nearest_other_word() -> None:
+def test_the_last_word_becomes_the_nearest_to_the_best_corner() -> None:
     model, batch = Linear(), _batch()
     text = _text(model)
     found = Trojan(steps=40)(batch, truth_loss(model), _rng(), text=text)
@@ -171,7 +170,7 @@ def test_the_last_word_moves_to_the_best_corner_and_then_to_the_nearest_other_wo
         assert int(found.token[b]) == min(distances, key=distances.__getitem__)
 
 
-def test_a_word_is_moved_away_from_its_clean_activations_where_nothing_else_is_known() -> None:
+def test_a_word_is_moved_away_from_its_clean_activations() -> None:
     model, batch = Linear(), _batch()
 
     def read(changed: Batch) -> Tensor:
@@ -247,7 +246,7 @@ def test_objectives_are_those_of_their_formulas() -> None:
     np.testing.assert_allclose(moved, (batch["regions"].numpy().sum(1) ** 2).sum(1), rtol=1e-5)
 
 
-def test_the_attackers_head_is_where_the_gradient_of_its_loss_vanishes() -> None:
+def test_the_attackers_head_minimises_its_loss() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3)).astype(np.float32) * [1, 10, 0.1] + 2
     y = rng.integers(0, 3, 40)
@@ -284,14 +283,6 @@ def test_what_cannot_be_attacked_is_refused() -> None:
         Trojan()(batch, truth_loss(model), _rng())
     with pytest.raises(ValueError, match="no gradient"):
         Trojan()(batch, lambda b: torch.zeros(3), _rng(), visual=("regions", BOUNDS))
-
-
-def test_nearest_words_leave_out_the_one_that_is_replaced() -> None:
-    text = _text(Linear())
-    table = text.embedding.weight
-    assert nearest_words(table[[5]], text, torch.tensor([4])).tolist() == [5]
-    others = {w: float((table[w] - table[5]).norm()) for w in (4, 6, 7)}
-    assert nearest_words(table[[5]], text, torch.tensor([5])).tolist() == [min(others, key=others.__getitem__)]
 
 
 # Finished runs ---------------------------------------------------------------------------------------------
@@ -337,7 +328,7 @@ def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(
         assert entry["low"] is None or entry["low"] <= entry["difference"] <= entry["high"]
 
 
-def test_differences_of_rows_are_sign_flips_corrected_over_all_pairs() -> None:
+def test_differences_of_rows_are_corrected_over_all_pairs() -> None:
     def row(name: str, right: int, known: bool = True) -> Attacked:
         victim = cast("Victim", SimpleNamespace(name=name, partly_known=not known))
         correct = torch.tensor([1.0] * right + [0.0] * (20 - right))
@@ -354,7 +345,7 @@ def test_differences_of_rows_are_sign_flips_corrected_over_all_pairs() -> None:
     assert (few[0]["low"], few[0]["high"], few[0]["p"]) == (None, None, 1.0)
 
 
-def test_runs_of_one_name_are_told_apart_and_none_is_attacked_twice(finished: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(finished: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "run"
     shutil.copytree(finished, other)
     assert names_of([finished]) == ["run"]

@@ -1,16 +1,40 @@
 """Every registered method keeps the contract."""
 
+from dataclasses import replace
+
 import pytest
 
+from confed.algorithms.crd import CRD
+from confed.algorithms.creamfl import CreamFL
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.feddat import FedDAT
+from confed.algorithms.fedkd import FedKD
+from confed.algorithms.fedlgt import FedLGT
+from confed.algorithms.fedlora import FedLoRA
+from confed.algorithms.fedmosaic import FedMosaic
 from confed.algorithms.fedp3 import FedP3
+from confed.algorithms.fedpeft import FedPEFT
+from confed.algorithms.fedprox import FedProx
+from confed.algorithms.fedyogi import FedYogi
+from confed.algorithms.modality_fill import ModalityFill
+from confed.algorithms.moon import MOON
+from confed.algorithms.scaffold import Scaffold
+from confed.federation.algorithm import Algorithm
+from confed.federation.robust_mean import RobustMean
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.update_privacy import UpdatePrivacy
 from confed.registry import algorithms
 from confed.testing import CHECKS, checks, exemption
+from lora_federation import RANKS, lora_toy
 from method_contract import TRANSPORTS, keep_contract, with_and_without_transports
 
 # Flower and FLARE carry the messages of every method alike. These six send what there is to send: means of weights,
 # control variates, personal parts, scores of public examples, cuts for several servers, prototypes. The other methods'
 # items are in the slow set.
 REPRESENTATIVE = ("bicsl", "fedavg", "feddat", "fedmd", "pmcmfl", "scaffold")
+
+
+PRESETS = ("flora", "fedex_lora", "flexlora", "rolora", "lora_fair", "flora_na", "hetlora")
 
 
 def items() -> list[object]:
@@ -40,15 +64,57 @@ def test_contract_exemptions_have_a_reason(name: str) -> None:
     assert all(exemption(method, check) for check in CHECKS.keys() - applying.keys())
 
 
-SWITCHES = [
-    FedP3(filter="random", top_n=2, start_round=0),
-    FedP3(pairs="all", space="logit", reduction="mean", start_round=2),
-    FedP3(filter="diff", top_n=2, accumulator="float64"),
-]
+VARIANTS: dict[str, Algorithm] = {
+    "crd, few negatives": CRD(negatives=2, start_round=0, momentum=0.0),
+    "crd, all others as negatives": CRD(negatives_from="others", width=4),
+    "creamfl, clients of one modality": CreamFL(0.7, 0.4, pictures_only=("client-0",), texts_only=("client-1",)),
+    "fedkd, whole models": FedKD(compress_download=False, detach=True),
+    "fedkd, little energy": FedKD(energy_start=0.3, energy_end=0.6, reduction="batch"),
+    "fedlgt, much is unsure": FedLGT(eps=0.3),
+    "fedlgt, its code": FedLGT(preset="code", eps=0.3),
+    **{f"fedlora, {preset}": FedLoRA(preset=preset) for preset in PRESETS},
+    "fedlora, fisher": FedLoRA(aggregation="fisher", fisher_examples=3),
+    "fedlora, alternating fisher": FedLoRA(train="alternate", aggregation="fisher", fisher_examples=3),
+    "fedp3, random answers": FedP3(filter="random", top_n=2, start_round=0),
+    "fedp3, all pairs of logits": FedP3(pairs="all", space="logit", reduction="mean", start_round=2),
+    "fedp3, in double precision": FedP3(filter="diff", top_n=2, accumulator="float64"),
+    "fedp3, sorted pairs": FedP3(pairs="sorted", start_round=0),
+    "fedp3, sampled pairs": FedP3(pairs="sampled", samples=3, start_round=0),
+    "modality_fill, mean": ModalityFill("mean"),
+    "modality_fill, token": ModalityFill("token"),
+    "moon, no projection": MOON(projection=False, mu=5.0),
+}
 
 
 @with_and_without_transports
-@pytest.mark.parametrize("method", SWITCHES, ids=repr)
-def test_contract_with_other_switches(method: FedP3, transports: bool) -> None:
-    ran = keep_contract(method, transports)
-    assert transports or "one full step equals gradient descent" in ran
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_methods_keep_the_contract(name: str, transports: bool) -> None:
+    ran = keep_contract(VARIANTS[name], transports)
+    assert transports or {"survives the wire", "resumes exactly"} <= ran
+
+
+NOISE = UpdatePrivacy(clip=0.5)
+FURTHER: dict[str, Algorithm] = {
+    "feddat, simultaneous": FedDAT(updates="simultaneous", preset="code"),
+    "feddat, frozen teacher": FedDAT(teacher="frozen", weighting="examples"),
+    "feddat, last pass": FedDAT(head_epochs=1),
+    "fedpeft, last pass": FedPEFT(head_epochs=1),
+    "fedmosaic, dimensions": FedMosaic(dimensions=7, temperature=0.3),
+    "hetlora, pruning": FedLoRA(preset="hetlora", prune_decay=0.5, prune_penalty=3.0, ranks=RANKS),
+    "scaffold, noise at clients": Scaffold(update_privacy=NOISE),
+    "fedavg, noise at the server": FedAvg(update_privacy=replace(NOISE, at="server", noise=1e-4)),
+    "fedprox, momentum at the server": FedProx(server=ServerOptimizer("momentum", 0.05)),
+    "fedprox, Yogi at the server": FedProx(server=ServerOptimizer("yogi", 0.05)),
+    "fedyogi, trimmed mean": FedYogi(robust=RobustMean("trimmed")),
+}
+"""Variants in whose code the other checks run through nothing new."""
+
+
+@pytest.mark.parametrize(
+    "check", ["resumes exactly", "ignores the workspace", "sends only what is shared", "survives the wire"]
+)
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_variants_keep_some_clauses(name: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in ("fedmosaic, dimensions", "hetlora, pruning"):
+        monkeypatch.setattr("confed.testing.toy.toy_model", lora_toy(4))
+    CHECKS[check](FURTHER[name])

@@ -37,7 +37,7 @@ def test_every_picture_is_asked_the_same(described: FederatedDataset) -> None:
     questions = {text for part in (*parts, *described.unseen.values()) for text in part.questions}
     assert questions == {"Describe the picture."}
     assert {*described.words} >= {"describe", "the", "picture"}
-    assert not described.captioned
+    assert described.kind != "captions"
     assert [*described.unseen] == [*UNSEEN]
 
 

@@ -58,7 +58,7 @@ def turned(who: Client, purpose: str = "order/0") -> Tensor:
     return found
 
 
-def test_a_draw_depends_on_seed_round_client_epoch_and_example_alone() -> None:
+def test_a_draw_is_a_function_of_its_seed_and_example() -> None:
     data = pictures()
     first = turned(client(data))
     assert 0.25 < first.float().mean() < 0.75
@@ -113,7 +113,7 @@ def test_what_a_teacher_keeps_is_of_the_side_that_is_seen() -> None:
     assert sum(calls) == N
 
 
-def test_data_with_something_computed_from_each_picture_stay_as_they_are() -> None:
+def test_pictures_with_computed_columns_stay_as_they_are() -> None:
     data = pictures()
     data.fixed = True  # pyright: ignore[reportAttributeAccessIssue]
     assert all(MIRRORED not in batch for batch in training_batches(client(data), "order/0"))

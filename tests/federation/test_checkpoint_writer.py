@@ -98,7 +98,7 @@ def test_the_files_are_those_of_a_run_without_a_thread(tmp_path: Path, always: t
     assert files(tmp_path / "behind") == files(tmp_path / "plain")
 
 
-def test_what_the_checkpoint_on_disk_needs_stays_while_the_next_one_is_written(
+def test_the_checkpoint_on_disk_stays_while_the_next_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
@@ -126,9 +126,7 @@ def test_what_the_checkpoint_on_disk_needs_stays_while_the_next_one_is_written(
     assert len(list(tmp_path.glob("clients/*.states"))) == 2
 
 
-def test_an_error_of_the_thread_is_raised_and_nothing_is_removed_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_thread_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     writer = CheckpointWriter(checkpoints)
     list(rounds(checkpoints, writer.save, 1, 5))
@@ -246,7 +244,7 @@ def test_a_kill_before_the_first_checkpoint_leaves_no_state(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("layout")
-def test_a_process_killed_at_any_moment_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_process_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     rng, reached = random.Random(seed), 0
     kill = 0

@@ -43,7 +43,7 @@ def read(store: FeatureStore, digests: Sequence[bytes] = DIGESTS) -> list[torch.
     return None if places is None else store.rows(LAYOUT, places)
 
 
-def test_another_process_finds_what_was_saved_and_where_it_came_from(tmp_path: Path):
+def test_another_process_finds_what_was_saved(tmp_path: Path):
     said: list[str] = []
     store = filled(tmp_path, said)
     other = reopened(tmp_path, said)
@@ -136,7 +136,7 @@ def test_two_processes_that_write_the_same_leave_one_file(tmp_path: Path):
     assert read(two) is not None
 
 
-def test_folder_that_cannot_be_written_is_said_once_and_memory_goes_on(tmp_path: Path):
+def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path):
     said: list[str] = []
     (tmp_path / "weights").write_text("a file where the folder should be")
     store = filled(tmp_path, said)

@@ -87,7 +87,7 @@ def served(model: Chain, examples: Batch) -> int:
     return used
 
 
-def test_examples_pass_the_frozen_stages_until_they_are_known_to_give_the_same_bits():
+def test_features_are_kept_once_their_bits_are_known():
     model = Chain()
     features = kept(model)
     assert features.counts.stage == "second"
@@ -137,7 +137,7 @@ def test_gradients_of_what_is_trained_are_those_of_a_whole_pass():
     assert torch.equal(*gradients)
 
 
-def test_dropout_in_training_keeps_nothing_there_and_draws_as_without():
+def test_dropout_in_training_keeps_nothing():
     plain, model = Chain(drop=0.5), Chain(drop=0.5)
     features = kept(model)
     outputs = []
@@ -164,7 +164,7 @@ def test_model_that_gives_other_values_each_time_keeps_nothing():
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-5])
-def test_layers_that_round_by_the_place_in_a_batch_keep_nothing_unless_tolerated(tolerance: float):
+def test_layers_that_round_by_place_keep_nothing(tolerance: float):
     model = Chain()
     features = kept(model, tolerance=tolerance)
     exact = type(model).forward_stages
@@ -215,7 +215,7 @@ def test_changed_frozen_tensor_ends_it():
     assert features.counts.held == 0
 
 
-def test_teacher_with_other_frozen_values_is_computed_and_one_with_another_head_is_not():
+def test_teacher_with_other_frozen_values_is_computed():
     model = Chain()
     kept(model)
     for _ in range(3):
@@ -232,7 +232,7 @@ def test_teacher_with_other_frozen_values_is_computed_and_one_with_another_head_
     assert model.seen[0] == before
 
 
-def test_copy_of_a_model_keeps_nothing_and_gradients_of_inputs_are_computed():
+def test_copy_keeps_nothing_and_inputs_have_gradients():
     import copy
 
     model = Chain()
@@ -245,7 +245,7 @@ def test_copy_of_a_model_keeps_nothing_and_gradients_of_inputs_are_computed():
     assert gradient.abs().sum() > 0
 
 
-def test_batches_that_round_differently_are_computed_unless_tolerated():
+def test_batches_that_round_differently_are_computed():
     for tolerance in (0.0, 1e-5):
         model = Chain()
         features = kept(model, tolerance=tolerance)
@@ -269,7 +269,7 @@ def test_batches_that_round_differently_are_computed_unless_tolerated():
         assert features.counts.difference == pytest.approx(1e-6 if tolerance else 0, rel=0.2)
 
 
-def test_budget_below_one_example_is_said_and_a_small_one_keeps_the_first():
+def test_a_small_budget_keeps_the_first_examples():
     model = Chain()
     features = kept(model, memory=15)
     assert [served(model, batch()) for _ in range(2)] == [FIRST, 8]
@@ -309,7 +309,7 @@ def test_what_is_trained_decides_how_many_stages_are_frozen():
     assert not adapted.reads("block.adapter.weight")
 
 
-def test_rows_of_a_table_are_not_gathered_where_features_are_kept():
+def test_rows_with_kept_features_are_not_gathered():
     from confed.data.table import RowBatch
 
     x, gathered, source = batch()["x"], [0], object.__new__(type("Source", (), {}))
@@ -333,7 +333,7 @@ def test_rows_of_a_table_are_not_gathered_where_features_are_kept():
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(1, [8, 8]), (3, [8, 8, 8]), (4, [FIRST, 8, 0, 0])])
-def test_examples_that_few_passes_read_are_computed_once_each_time_and_not_kept(passes: int, computed: list[int]):
+def test_examples_of_few_passes_are_not_kept(passes: int, computed: list[int]):
     model = Chain()
     features = kept(model)
     with expected_passes(model, passes):
@@ -342,7 +342,7 @@ def test_examples_that_few_passes_read_are_computed_once_each_time_and_not_kept(
     assert features.passes is None
 
 
-def test_examples_read_twice_are_kept_where_batches_of_their_size_need_no_check():
+def test_examples_read_twice_are_kept_where_no_check_is_due():
     model = Chain()
     features = kept(model)
     for _ in range(2):

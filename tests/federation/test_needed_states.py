@@ -33,7 +33,7 @@ def saved(root: Path, cohorts: list[list[str]], keep: int = 2) -> Checkpoints:
     return checkpoints
 
 
-def test_a_deleted_file_of_the_last_round_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_deleted_last_file_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     saved(tmp_path, [["a", "b", "c"], ["a", "b"]])
     (tmp_path / "clients/000002.states").unlink()
     again = Checkpoints(tmp_path)
@@ -56,7 +56,7 @@ def test_a_deleted_file_that_all_checkpoints_need_is_named(
         Checkpoints(tmp_path).latest()
 
 
-def test_a_file_that_all_clients_need_is_named_where_older_states_are_left(tmp_path: Path) -> None:
+def test_a_needed_file_is_named_where_older_states_are_left(tmp_path: Path) -> None:
     # The newest states of "a" and "b" are gone; their older ones count as newest in another file.
     saved(tmp_path, [["a", "b", "c"], ["c"], ["a", "b"], ["c"]])
     (tmp_path / "clients/000003.states").unlink()
@@ -73,7 +73,7 @@ def test_a_sound_file_of_other_clients_is_found(tmp_path: Path, clients: list[st
         Checkpoints(tmp_path).load(1)
 
 
-def test_what_is_needed_is_the_same_counted_on_the_way_and_afterwards(tmp_path: Path) -> None:
+def test_what_is_needed_is_the_same_counted_afterwards(tmp_path: Path) -> None:
     rng, newest, store = random.Random(0), dict[str, str](), DirectoryStore(tmp_path, packed=300)
     for version in range(1, 60):
         store.kept = [version - 1]
@@ -122,7 +122,7 @@ def test_a_copy_without_a_client_needs_its_own_files(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "without").latest()
 
 
-def test_a_file_written_anew_is_its_owners_and_one_state_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_a_file_is_written_anew_a_state_at_a_time(tmp_path: Path) -> None:
     store, large = DirectoryStore(tmp_path, checkpoint.PACKED), 2**16
     store.begin(1)
     for client in range(30):

@@ -14,7 +14,7 @@ def test_first_matching_rule_wins_and_frozen_overrides() -> None:
     assert scopes == {"head.w": P, "body.w": S, "stem.w": F}
 
 
-def test_a_name_without_a_rule_and_a_rule_without_a_name_are_errors() -> None:
+def test_names_and_rules_without_each_other_are_errors() -> None:
     with pytest.raises(ValueError, match=r"no rule says where 'body\.w' lives"):
         layout(["body.w"], {"head.*": P})
     with pytest.raises(ValueError, match=r"match no tensor: \['haed\.\*'\]"):
@@ -57,7 +57,7 @@ def test_equal_updates_are_a_fixed_point() -> None:
     assert torch.equal(got, value)
 
 
-def test_names_are_averaged_over_those_who_sent_them_and_others_stay() -> None:
+def test_names_are_averaged_over_those_who_sent_them() -> None:
     mean = _mean([({"image": torch.tensor(2.0)}, 1), ({"text": torch.tensor(4.0)}, 5)])
     like = {"image": torch.tensor(0.0), "text": torch.tensor(0.0), "audio": torch.tensor(9.0)}
     assert {n: float(t) for n, t in mean.result(like).items()} == {"image": 2.0, "text": 4.0, "audio": 9.0}

@@ -11,13 +11,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedadam import FedAdam
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddc import FedDC
 from confed.algorithms.feddyn import FedDyn
-from confed.algorithms.fedkd import FedKD
-from confed.algorithms.fedlora import FedLoRA
 from confed.algorithms.fedprox import FedProx
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
@@ -154,25 +151,6 @@ def test_the_method_robust_is_fedavg_with_the_option() -> None:
     for rule in ("median", "krum"):
         one, other = final(Robust(rule=rule)), final(FedAvg(robust=RobustMean(rule)))  # type: ignore[arg-type]
         assert all(torch.equal(t, other[n]) for n, t in one.items())
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        (BiCSL(), "must be left out for BiCSL: its clients send activations"),
-        (FedDC(), "must be left out for FedDC: its correction is no mean of updates"),
-        (FedLoRA(preset="flora"), r"must be left out for FedLoRA: algorithm\.aggregation = 'stack' puts"),
-        (Robust(), r"must be left out for Robust FedAvg: the method has a rule of its own, algorithm\.rule"),
-    ],
-)
-def test_methods_that_take_no_means_refuse(algorithm: Algorithm, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"algorithm\.robust {message}"):
-        toy_setup(replace(algorithm, robust=RobustMean("median")))
-
-
-def test_compressed_updates_are_read_before_they_are_put_together() -> None:
-    honest = final(FedKD(robust=RobustMean("median")))
-    assert all(torch.isfinite(t.float()).all() for t in honest.values())
 
 
 @pytest.mark.parametrize(

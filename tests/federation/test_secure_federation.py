@@ -292,7 +292,7 @@ def test_the_largest_claims_are_left_out_until_the_others_fit(
     assert _heavy(dict(zip("abcd", weights, strict=False)), most) == list(out)
 
 
-def test_the_largest_sum_of_weights_is_that_which_leaves_enough_bits() -> None:
+def test_the_largest_sum_of_weights_leaves_enough_bits() -> None:
     for options in (SecureSum(bits=32), SecureSum(bits=32, reach=3.0), SecureSum(reach=0.1), SecureSum(reach=1e5)):
         assert options.fraction(options.most) >= 8
         with pytest.raises(ValueError, match="leaves 7 bits"):

@@ -19,15 +19,14 @@ from confed.algorithms.fedper import FedPer
 from confed.algorithms.fedprox import FedProx
 from confed.algorithms.fedyogi import FedYogi
 from confed.algorithms.scaffold import Scaffold
-from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
-from confed.federation.state import MemoryStore, ServerState
+from confed.federation.state import ServerState
 from confed.recipes.recipe import load_recipe
-from confed.testing import CHECKS
 from confed.testing.toy import toy_clients, toy_setup
+from toy_runs import simulated
 
 Array = NDArray[np.float64]
 START = np.array([0.5, -1.0, 2.0, 0.0])
@@ -119,14 +118,6 @@ def test_three_rounds_by_hand(methods: Sequence[Algorithm], wanted: list[Array])
             assert got.numpy() == pytest.approx(values, rel=1e-5, abs=1e-6)
 
 
-def test_a_large_tau_is_fedavg() -> None:
-    # The second moment stays tau^2, so the step is eta d / (2 tau).
-    for kind in (FedAdam, FedYogi):
-        method = kind(server_lr=2e4, betas=(0.0, 0.99999), tau=1e4)
-        for got, mean in zip(server(method), momentum(1.0, 0.0), strict=True):
-            assert got.numpy() == pytest.approx(mean, rel=1e-4, abs=5e-5)
-
-
 def test_running_statistics_are_averaged_not_optimised() -> None:
     # The variance falls from 4 to 1: momentum would carry it below zero.
     before = {"bn.running_var": torch.tensor([4.0]), "bn.running_mean": torch.zeros(1), "bn.weight": torch.ones(1)}
@@ -141,28 +132,15 @@ def test_running_statistics_are_averaged_not_optimised() -> None:
         assert all(set(moments) == {"bn.weight"} for moments in state.slots.values())
 
 
-def rounds(method: Algorithm) -> list[RoundRecord]:
-    with Simulation(toy_setup(method), MemoryStore()) as simulation:
-        assert isinstance(simulation.executor, InProcess)
-        return list(simulate(simulation, simulation.start(simulation.executor.workspace)))
-
-
 def test_the_option_is_the_method() -> None:
     pairs = [
         (FedAdam(0.02), FedProx(mu=0.0, server=ServerOptimizer("adam", 0.02))),
         (FedAvgM(0.5, 0.6), FedAvg(server=ServerOptimizer("momentum", 0.5, (0.6, 0.0)))),
     ]
     for one, other in pairs:
-        for a, b in zip(rounds(one), rounds(other), strict=True):
+        for a, b in zip(simulated(toy_setup(one)).records, simulated(toy_setup(other)).records, strict=True):
             wanted = b.servers["main"].params
             assert all(torch.equal(t, wanted[n]) for n, t in a.servers["main"].params.items())
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "yogi"])
-def test_moments_survive_a_resume_of_any_method(optimizer: str) -> None:
-    method = FedProx(server=ServerOptimizer(optimizer, 0.05))  # pyright: ignore[reportArgumentType]
-    for check in ("resumes exactly", "survives the wire", "the order of clients is irrelevant"):
-        CHECKS[check](method)
 
 
 def test_the_learning_rate_that_is_not_given() -> None:

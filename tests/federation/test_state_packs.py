@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from confed.federation.checkpoint import PACKED, Checkpoint, Checkpoints
-from confed.federation.directory_store import CorruptCheckpoint, CutPack, DirectoryStore, StatePacks
+from confed.federation.directory_store import CorruptCheckpoint, DirectoryStore, StatePacks
 from confed.federation.state import ClientState, ServerState
 
 
@@ -185,20 +185,6 @@ def test_copies_and_removed_groups(tmp_path: Path):
     assert state(22.0).tensors["personal"]["w"].numpy().tobytes() not in (tmp_path / "a/000002.states").read_bytes()
 
 
-def test_a_checkpoint_seals_the_states_that_it_relies_on(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path)
-    for round in (1, 2):
-        checkpoints.store.begin(round)
-        checkpoints.store.save("c0", state(float(round)))
-        checkpoints.save(Checkpoint(round, {"main": ServerState(round, {"w": torch.ones(1)})}, 0))
-    assert Checkpoints(tmp_path).latest()[0].round == 2
-    StatePacks(tmp_path / "clients").check(2)
-    (tmp_path / "clients" / "000002.states").write_bytes(b"")
-    with pytest.raises(CutPack, match="000002"):
-        StatePacks(tmp_path / "clients").check(2)
-    assert Checkpoints(tmp_path).latest()[0].round == 1
-
-
 def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = filled(tmp_path, rounds=1)
 
@@ -214,6 +200,6 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path,
     assert values(tmp_path, 4) == {"c0": 40.0, "c1": 41.0, "c2": 42.0, "c3": 13.0}
 
 
-def test_names_that_no_file_system_has_are_refused_at_the_first_state(tmp_path: Path):
+def test_names_that_no_file_system_has_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="name"):
         DirectoryStore(tmp_path, PACKED).save("x" * 300, state(1.0))

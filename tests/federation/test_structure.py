@@ -19,7 +19,7 @@ class Writer(nn.Module):
         self.body = nn.Linear(2, 2)
 
 
-def test_head_of_a_model_that_writes_answers_is_none_where_it_may_be() -> None:
+def test_a_model_that_writes_may_have_no_head() -> None:
     assert private_head(Writer(), (), "X", optional=True) == NO_HEAD
     assert private_head(Writer(), NO_HEAD, "X", optional=True) == NO_HEAD
     with pytest.raises(ValueError, match="X keeps the answer head private, and this model does not say"):
@@ -30,7 +30,7 @@ def test_head_of_a_model_that_writes_answers_is_none_where_it_may_be() -> None:
         private_head(toy, ("tail",), "X", optional=True)
 
 
-def test_head_rules_keep_heads_private_and_want_a_configured_method() -> None:
+def test_head_rules_want_a_configured_method() -> None:
     assert head_rules(("a", "b"), "X") == {"a.*": Scope.PRIVATE, "b.*": Scope.PRIVATE}
     assert head_rules(NO_HEAD, "X") == {}
     with pytest.raises(ValueError, match=r"X does not know this model's head; call configure\(model, task\)"):

@@ -9,22 +9,17 @@ import pytest
 import torch
 from scipy import stats
 
-from confed.algorithms.bicsl import BiCSL
-from confed.algorithms.central import Central
 from confed.algorithms.fedadam import FedAdam
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddc import FedDC
 from confed.algorithms.feddyn import FedDyn
-from confed.algorithms.fedkd import FedKD
 from confed.algorithms.fedlora import FedLoRA
 from confed.algorithms.fedper import FedPer
-from confed.algorithms.local import LocalOnly
 from confed.algorithms.moon import MOON
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
-from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -68,9 +63,7 @@ def test_or_every_tensor_by_itself_within_the_same_bound() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e3, 3e4, 1e6, 1e30])
 @pytest.mark.parametrize("norm", ["update", "tensor"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_rounding_lengthens_no_update_whatever_the_scale_of_what_was_handed_out(
-    scale: float, norm: Any, kind: torch.dtype
-) -> None:
+def test_rounding_lengthens_no_update(scale: float, norm: Any, kind: torch.dtype) -> None:
     """Where a unit in the last place is as large as a coordinate, rounding once at the end doubles a norm."""
     start = {"w": torch.linspace(1, 1.9, 4000).mul(scale).to(kind), "v": torch.full((30,), scale).to(kind)}
     moved = {n: torch.randn(t.shape, generator=rng(), dtype=torch.float64) for n, t in start.items()}
@@ -94,7 +87,7 @@ def test_changes_are_clipped_towards_zero() -> None:
     torch.testing.assert_close(released["c/a"], torch.tensor([0.6, 0.8]))
 
 
-def test_noise_has_the_stated_spread_at_a_client_and_shared_among_many() -> None:
+def test_noise_has_the_stated_spread() -> None:
     start = {"w": torch.zeros(200, 100)}
     privacy = UpdatePrivacy(clip=0.5, noise=3.0)
     noise = privacy.release(start, start, rng())["w"]
@@ -139,7 +132,7 @@ def fits(sent: Sequence[Params | None], start: Params, sizes: Sequence[int]) -> 
     return calls, exchange
 
 
-def test_at_the_server_the_sum_has_a_fixed_divisor_and_nobody_counts_more() -> None:
+def test_at_the_server_the_sum_has_a_fixed_divisor() -> None:
     start = {"w": torch.zeros(2)}
     sent = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 0.5])}, None, {"w": torch.tensor([1.0, 0.0])}]
     calls, exchange = fits(sent, start, sizes=(1000, 1, 10, 10))
@@ -150,7 +143,7 @@ def test_at_the_server_the_sum_has_a_fixed_divisor_and_nobody_counts_more() -> N
     torch.testing.assert_close(mean, torch.tensor([0.4, 0.325]))
 
 
-def test_the_mean_at_the_server_has_the_noise_of_one_gaussian_mechanism() -> None:
+def test_noise_at_the_server_is_one_gaussian_mechanism() -> None:
     start = {"w": torch.zeros(150, 100), "own": torch.zeros(150, 100)}
     sent: list[Params | None] = [dict(start), dict(start), None, {"w": start["w"]}]
     calls, exchange = fits(sent, start, sizes=(5, 1, 1, 1))
@@ -213,19 +206,6 @@ def test_what_any_method_sends_is_within_the_bound(algorithm: Algorithm) -> None
     assert seen == 6
 
 
-@pytest.mark.parametrize("at", ["client", "server"])
-@pytest.mark.parametrize(
-    "algorithm", [FedAvg(), FedAdam(), FedDyn(), Scaffold(), FedDAT()], ids=lambda a: type(a).__name__
-)
-def test_with_noise_runs_are_repeatable_and_finite(algorithm: Algorithm, at: Any) -> None:
-    noisy = replace(algorithm, update_privacy=UpdatePrivacy(clip=0.5, noise=0.1, at=at))
-    (one, _), (other, _), (plain, _) = federation(noisy), federation(noisy), federation(algorithm)
-    for name, tensor in one["main"].params.items():
-        assert torch.isfinite(tensor.float()).all()
-        assert torch.equal(tensor, other["main"].params[name])
-    assert any(not torch.equal(t, plain["main"].params[n]) for n, t in one["main"].params.items())
-
-
 def test_a_wide_bound_without_noise_changes_nothing_but_weights() -> None:
     plain, _ = federation(FedAvg())
     wide, _ = federation(FedAvg(update_privacy=UpdatePrivacy(clip=1e6)))
@@ -256,23 +236,7 @@ def test_only_updates_may_leave() -> None:
         offered["personalise"](None, Message())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        (BiCSL(), "must be left out for BiCSL: its clients send activations batch by batch; algorithm.privacy"),
-        (SplitLearning(), "must be left out for Split learning: its clients send activations"),
-        (FedKD(), "must be left out for FedKD: its clients send the factors of a compressed change"),
-        (FedLoRA(preset="flora"), "must be left out for FedLoRA: algorithm.aggregation = 'stack'"),
-        (LocalOnly(), "must be left out for Local only: nothing is sent"),
-        (Central(), "must be left out for Centralised: all data are in one place"),
-    ],
-)
-def test_methods_that_send_no_updates_refuse(algorithm: Algorithm, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"algorithm\.update_privacy {message}"):
-        toy_setup(replace(algorithm, update_privacy=UpdatePrivacy(clip=1.0)))
-
-
-def test_at_the_server_rules_and_corrections_that_are_no_mean_refuse() -> None:
+def test_at_the_server_what_is_no_mean_refuses() -> None:
     privacy = UpdatePrivacy(clip=1.0, at="server")
     with pytest.raises(ValueError, match=r"at must be 'client' together with algorithm\.robust\.rule = 'median'"):
         toy_setup(FedAvg(update_privacy=privacy, robust=RobustMean("median")))
@@ -348,7 +312,7 @@ def test_amplification_is_claimed_where_it_holds_only() -> None:
     assert kept.epsilon("a") == epsilon(3.0, 20, 1e-5, "zero-out")
 
 
-def test_a_sample_of_everybody_amplifies_nothing_and_faulty_samples_are_refused() -> None:
+def test_a_sample_of_everybody_amplifies_nothing() -> None:
     pytest.importorskip("dp_accounting")
     assert sampled_epsilon(2.0, {(4, 4): 3}, 1e-5) == epsilon(2.0, 3, 1e-5)
     # Of nearly whole cohorts the bound that counts on sampling is the looser one: 15.88 against 8.72.

@@ -134,7 +134,7 @@ def _folder(root: Path, count: int, start: int) -> Path:
     return root
 
 
-def test_all_rows_of_a_new_folder_are_tests_and_caps_of_the_run_do_not_count(tmp_path: Path):
+def test_all_rows_of_a_new_folder_are_tests(tmp_path: Path):
     old, new = _folder(tmp_path / "old", 24, 0), _folder(tmp_path / "new", 60, 100)
     data = {"name": "chat_records", "root": str(old), "clients": 2, "image_size": 16, "max_test": 1, "max_train": 4}
     made = Recipe(model={"name": "vilt_tiny", "image_size": 16}, data=data,
@@ -149,7 +149,7 @@ def test_all_rows_of_a_new_folder_are_tests_and_caps_of_the_run_do_not_count(tmp
     assert sum(len(t.correct) for t in told.tried) < 20
 
 
-def test_labelled_examples_that_a_run_has_learned_from_are_no_tests(tmp_path: Path):
+def test_examples_that_a_run_learned_from_are_no_tests(tmp_path: Path):
     data = {"name": "scene_labels", "clients": 2, "train": 8, "validation": 2, "test": 4, "unseen": 0}
     made = Recipe(model="resnet_multilabel_mini", data=data,
                   run={"rounds": 1, "workers": 1, "controls": "none", "gallery": 0})  # fmt: skip
@@ -222,7 +222,7 @@ def _tried(model: str, place: str, scores: list[float], names: list[int], run: s
                  torch.tensor(names, dtype=torch.int64), None)  # fmt: skip
 
 
-def test_tests_of_several_models_are_corrected_and_what_is_left_out_is_said():
+def test_tests_of_several_models_are_corrected():
     base = [_tried("global", "a", [1.0] * 8, [*range(8)]), _tried("global", "b", [1.0] * 2, [0, 1])]
     others = [
         [_tried("personal:a", "a", [0.0] * 8, [*range(8)]), _tried("personal:a", "b", [1.0] * 2, [1, 0])],
@@ -244,13 +244,13 @@ def test_tests_of_several_models_are_corrected_and_what_is_left_out_is_said():
     assert "after Holm's correction over 3 pairs" in found.table().notes[0]
 
 
-def test_names_of_examples_outlast_a_model_that_saw_only_some_of_them(tmp_path: Path):
+def test_names_of_examples_outlast_a_model_of_some_of_them(tmp_path: Path):
     rows = (_tried("global", "a", [1.0, 0.0], [5, 6]), _tried("personal:b", "a", [1.0], []))
     files = write_evaluation(Evaluation({}, rows), tmp_path)
     assert load_file(files["predictions.safetensors"])["names/a"].tolist() == [5, 6]
 
 
-def test_two_runs_whose_models_fail_their_controls_are_warned_about():
+def test_two_runs_that_fail_their_controls_are_warned_about():
     bad, good = (Summary({"controls": {"global_seen": {"passed": passed}}}) for passed in (False, True))
     (note,) = blind_notes((bad, bad), ["global"])
     assert note.startswith("† The global models of the two runs: neither model is shown to use its input")

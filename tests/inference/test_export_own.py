@@ -104,7 +104,7 @@ def check_same(root: Path, exported: Path) -> None:
         assert torch.equal(load_exported(exported, name)(batch).logits, expected)
 
 
-def test_a_model_that_needs_its_weights_names_them_and_loads_again(tmp_path: Path) -> None:
+def test_a_model_that_needs_its_weights_names_them(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
     save_file({"body": torch.arange(1.0, 5.0)}, weights / "body.safetensors")
@@ -136,7 +136,7 @@ def test_a_tokenizer_of_one_s_own_is_written_and_read(tmp_path: Path, monkeypatc
         load_exported(tmp_path / "exported")
 
 
-def test_a_tokenizer_that_cannot_be_written_is_refused_before_anything_is(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     run(load_recipe("fedvqa_scenes", [*TINY, f"model.name={__name__}:muted"]), tmp_path / "run")
     with pytest.raises(ValueError, match=r"the tokenizer Mute of the model .* has no method save, so an export"):
         export(tmp_path / "run", tmp_path / "exported")

@@ -147,7 +147,7 @@ def test_methods_on_classifiers_need_the_clients_heads() -> None:
     assert algorithms["fedper"](head=("classifier",)).global_model == "none"
 
 
-def test_what_is_given_or_beside_does_not_keep_a_model_from_answering() -> None:
+def test_parts_beside_a_model_do_not_keep_it_from_answering() -> None:
     """All of these keep tensors private; the contract checks that their global models do without."""
     for name in ("fedpgp", "fedkd", "fedotp", "pfedmoap", "crd", "modality_transformer"):
         method: Algorithm = algorithms[name]()

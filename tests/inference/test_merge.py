@@ -48,7 +48,7 @@ def finished(folder: Path, *more: str) -> Path:
     return folder / "run"
 
 
-def test_merged_model_gives_the_runs_scores_in_plain_transformers(tmp_path: Path) -> None:
+def test_merged_model_gives_the_runs_scores(tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     folder = finished(tmp_path)
@@ -135,7 +135,7 @@ def test_merging_that_loses_a_part_is_refused(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "out").exists()
 
 
-def test_merging_of_methods_with_parts_beside_the_weights_is_refused(tmp_path: Path) -> None:
+def test_merging_parts_beside_the_weights_is_refused(tmp_path: Path) -> None:
     folder = finished(tmp_path, *TWO_CLIENTS, "algorithm.name=fedmosaic")
     with pytest.raises(ValueError, match="the method has parts beside the model's weights: export without --merged"):
         export_merged(folder, tmp_path / "out", "transport")

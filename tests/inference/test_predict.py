@@ -54,7 +54,7 @@ def test_predictions_are_those_of_the_run(finished: Path, tmp_path: Path, client
         assert len(found["answers"]) == 2
 
 
-def test_predictions_say_which_example_each_row_is_and_what_is_right(finished: Path) -> None:
+def test_predictions_say_which_example_each_row_is(finished: Path) -> None:
     kept, dataset = (
         load_file(finished / "predictions.safetensors"),
         scenes("C", train=40, validation=20, test=40, unseen=()),
@@ -128,7 +128,7 @@ def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp
         ask(local, image, "how many ?", "sports")
 
 
-def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_global(tmp_path: Path):
+def test_the_shared_part_with_an_own_head_is_called_global(tmp_path: Path):
     folder = tmp_path / "run"
     run(load_recipe(overrides=[*TINY, "algorithm.name=fedpeft", "model.trainable=bias", "local.lr=0.1"]), folder)
     dataset = scenes("C", train=40, validation=20, test=40, unseen=())

@@ -38,24 +38,7 @@ def test_it_is_the_definition(rows: int, seed: int) -> None:
     assert float(value) == pytest.approx(by_definition(x, z), abs=1e-12)
 
 
-def test_a_scaled_turned_and_moved_copy_has_1() -> None:
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(20, 4))
-    turn, _ = np.linalg.qr(rng.normal(size=(4, 4)))
-    for copy in (x, 3.0 * x @ turn + 7.0):
-        assert float(distance_correlation(torch.from_numpy(x), torch.from_numpy(copy))) == pytest.approx(1, abs=1e-12)
-
-
-def test_it_sees_what_correlation_does_not_and_is_small_for_independent_rows() -> None:
-    rng = np.random.default_rng(4)
-    x = rng.uniform(-1, 1, size=(600, 1))
-    dependent = distance_correlation(torch.from_numpy(x), torch.from_numpy(x**2))
-    independent = distance_correlation(torch.from_numpy(x), torch.from_numpy(rng.uniform(-1, 1, size=(600, 1))))
-    assert float(dependent) > 0.4
-    assert float(independent) < 0.12
-
-
-def test_following_its_gradient_lowers_it_and_the_gradient_is_right() -> None:
+def test_its_gradient_is_right_and_lowers_it() -> None:
     rng = torch.Generator().manual_seed(5)
     x = torch.randn(6, 2, generator=rng, dtype=torch.float64)
     z = (x + 0.3 * torch.randn(6, 2, generator=rng, dtype=torch.float64)).requires_grad_()

@@ -70,12 +70,6 @@ def test_every_combination_against_loops(include, cosine, masked):
     np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-10)
 
 
-def test_the_diagonal_of_the_mask_never_takes_the_positive_out():
-    v, u = torch.tensor(Q), torch.tensor(K)
-    plain = info_nce(v, u, denominator="include")
-    assert torch.equal(info_nce(v, u, denominator="include", same=torch.eye(3, dtype=torch.bool)), plain)
-
-
 def test_symmetric_is_the_mean_of_both_directions():
     v, u = torch.tensor(Q), torch.tensor(K)
     same = same_answers(torch.tensor([1, 1, 2]))
@@ -112,16 +106,10 @@ def test_rows_without_negatives_add_nothing_and_do_not_count():
 @pytest.mark.parametrize("denominator", ["exclude", "include"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_all_answers_equal_and_masked_is_zero_with_zero_gradients(denominator, reduction, symmetric):
+def test_all_answers_masked_is_zero_with_zero_gradients(denominator, reduction, symmetric):
     v, u = torch.tensor(Q).requires_grad_(), torch.tensor(K).requires_grad_()
-    loss = info_nce(
-        v,
-        u,
-        same=same_answers(torch.zeros(3)),
-        denominator=denominator,
-        reduction=reduction,
-        symmetric=symmetric,
-    )
+    options = {"denominator": denominator, "reduction": reduction, "symmetric": symmetric}
+    loss = info_nce(v, u, same=same_answers(torch.zeros(3)), **options)
     assert loss.item() == pytest.approx(0, abs=1e-6)
     for gradient in torch.autograd.grad(loss, (v, u)):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
@@ -137,7 +125,7 @@ def test_large_dot_products_stay_finite():
     assert info_nce(100 * v, v, similarity="dot").item() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_zero_vectors_have_no_direction_but_a_finite_loss_and_gradient():
+def test_zero_vectors_have_a_finite_loss_and_gradient():
     v = torch.zeros(3, 4, requires_grad=True)
     loss = info_nce(v, torch.ones(3, 4))
     assert loss.item() == pytest.approx(3 * math.log(2), rel=1e-6)
@@ -155,35 +143,21 @@ def test_single_precision_under_autocast():
     assert torch.equal(half, info_nce(v.bfloat16().float(), u.bfloat16().float()))
 
 
-def test_similarities_are_cosines_or_products():
-    got = similarities(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.0, 0.0]]))
-    assert got.tolist() == [[pytest.approx(0.8), pytest.approx(0.6), 0.0]]
-    assert similarities(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), "dot").tolist() == [[8.0]]
-
-
 @pytest.mark.usefixtures("faulty_arguments")
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("call", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"denominator": "both"}, "denominator must be one of exclude, include, got 'both'"),
-        ({"similarity": "l2"}, "similarity must be one of cosine, dot, got 'l2'"),
-        ({"reduction": "max"}, "reduction must be one of sum, mean, none, got 'max'"),
-        ({"same": torch.ones(2, 2, dtype=torch.bool)}, r"same must have shape \(3, 3\), got \(2, 2\)"),
+        (lambda q, k: info_nce(q, k, temperature=0.0), "temperature must be positive, got 0.0"),
+        (lambda q, k: info_nce(q, k, denominator="both"), "denominator must be one of exclude, include, got 'both'"),
+        (lambda q, k: info_nce(q, k, similarity="l2"), "similarity must be one of cosine, dot, got 'l2'"),
+        (lambda q, k: info_nce(q, k, reduction="max"), "reduction must be one of sum, mean, none, got 'max'"),
+        (lambda q, k: info_nce(q, k, same=torch.eye(2) > 0), r"same must have shape \(3, 3\), got \(2, 2\)"),
+        (lambda q, k: info_nce(q, k[:2]), r"one shape \(B, S\), got \(3, 3\) and \(2, 3\)"),
+        (Contrast(mask_same_answer=True), "mask_same_answer needs"),
+        (lambda q, k: Contrast().of(torch.zeros(3, 4)), r"shape \(B, B\)"),
+        (lambda q, k: similarities(torch.zeros(3, 4), torch.zeros(3, 5)), r"shapes \(B, S\) and \(N, S\)"),
     ],
 )
-def test_options_out_of_range_are_refused(change, message):
+def test_errors_name_what_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
-        info_nce(torch.tensor(Q), torch.tensor(K), **change)
-
-
-@pytest.mark.usefixtures("faulty_arguments")
-def test_batches_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"one shape \(B, S\), got \(3, 3\) and \(2, 3\)"):
-        info_nce(torch.tensor(Q), torch.tensor(K)[:2])
-    with pytest.raises(ValueError, match="mask_same_answer needs"):
-        Contrast(mask_same_answer=True)(torch.tensor(Q), torch.tensor(K))
-    with pytest.raises(ValueError, match=r"shape \(B, B\)"):
-        Contrast().of(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match=r"shapes \(B, S\) and \(N, S\)"):
-        similarities(torch.zeros(3, 4), torch.zeros(3, 5))
+        call(torch.tensor(Q), torch.tensor(K))

@@ -39,16 +39,6 @@ def test_label_states_are_the_documented_function():
         assert states.tolist() == slow_states(labels, index, key, at_most)
 
 
-def test_label_states_depend_on_the_example_and_the_key_alone():
-    labels, index = torch.ones(30, 8), torch.arange(30)
-    states = label_states(labels, index, 7)
-    order = torch.tensor([4, 29, 0, 17])
-    assert torch.equal(label_states(labels[order], index[order], 7), states[order])
-    assert not torch.equal(label_states(labels, index, 8), states)
-    # The labels' values decide what is said, not which are said.
-    assert torch.equal(label_states(0 * labels, index, 7) == UNKNOWN, states == UNKNOWN)
-
-
 def test_numbers_of_known_labels_are_uniform_and_so_is_which():
     c, n = 10, 24_000
     labels = torch.zeros(n, c)
@@ -83,15 +73,16 @@ def test_uncertain_is_the_closed_interval():
 
 
 @pytest.mark.usefixtures("faulty_arguments")
-def test_faulty_states_are_named():
-    labels, index = torch.zeros(2, 3), torch.arange(2)
-    with pytest.raises(ValueError, match="shapes"):
-        label_states(labels, torch.arange(3), 0)
-    with pytest.raises(ValueError, match=r"the share of known labels must lie in \[0, 1\], got 1.5"):
-        label_states(labels, index, 0, at_most=1.5)
-    with pytest.raises(ValueError, match=r"key must lie in \[0, 2\^63\), got -1"):
-        label_states(labels, index, -1)
-    with pytest.raises(ValueError, match="tau"):
-        uncertain(labels, tau=2.0)
-    with pytest.raises(ValueError, match=r"eps must not be negative, got -0\.1"):
-        uncertain(labels, eps=-0.1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda labels: label_states(labels, torch.arange(3), 0), "shapes"),
+        (lambda labels: label_states(labels, torch.arange(2), 0, at_most=1.5), r"must lie in \[0, 1\], got 1.5"),
+        (lambda labels: label_states(labels, torch.arange(2), -1), r"key must lie in \[0, 2\^63\), got -1"),
+        (lambda labels: uncertain(labels, tau=2.0), "tau"),
+        (lambda labels: uncertain(labels, eps=-0.1), r"eps must not be negative, got -0\.1"),
+    ],
+)
+def test_faulty_states_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.zeros(2, 3))

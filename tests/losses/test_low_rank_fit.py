@@ -71,7 +71,7 @@ def test_without_regulariser_the_correction_is_least_squares() -> None:
     assert cosine(target, b.numpy() @ mean_a) > cosine(target, mean_b @ mean_a) + 1e-3
 
 
-def test_a_strong_regulariser_equal_clients_and_updates_of_zero_leave_the_mean() -> None:
+def test_where_the_correction_leaves_the_mean() -> None:
     factors = clients()
     for given, strength in ((factors, 10.0), ([factors[0]] * 3, 0.01), ([(a, 0 * b) for a, b in factors], 0.01)):
         mean_a, mean_b = means(given)
@@ -135,7 +135,7 @@ def test_means_weighted_by_norms_are_sums_by_hand() -> None:
     np.testing.assert_allclose(b.numpy(), wanted_b, atol=1e-12)
 
 
-def test_updates_of_zero_have_the_plain_mean_and_count_nothing_beside_others() -> None:
+def test_updates_of_zero_count_nothing_beside_others() -> None:
     factors = clients()
     still = [(a, 0 * b) for a, b in factors]
     np.testing.assert_allclose(mean_by_norm(still, WEIGHTS, 2)[0].numpy(), means(still)[0], atol=1e-12)

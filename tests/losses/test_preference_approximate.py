@@ -93,7 +93,7 @@ def test_sorted_linear_pairs_equal_the_double_loop_exactly() -> None:
 
 
 @every_g
-def test_sorted_pairs_stay_within_their_bound_and_so_does_their_gradient(g: str) -> None:
+def test_sorted_pairs_and_their_gradient_keep_their_bound(g: str) -> None:
     assert sorted_error(g) < 1e-4
     for seed, spread in itertools.product(range(3), (0.1, 2.0, 6.0)):
         student, teacher = pair(4, 30, seed, spread)
@@ -122,16 +122,6 @@ def test_sorted_pairs_have_equal_differences_cancel() -> None:
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-3)
 
 
-def test_the_linear_g_overestimates_the_logistic_by_at_most_tanh_squared() -> None:
-    for spread in (0.1, 2.0, 6.0):
-        student, teacher = pair(8, 20, spread=spread)
-        linear, logistic = (pairwise_preference(student, teacher, g=g) for g in ("linear", "logistic"))
-        widest = [p.softmax(1).max(1).values - p.softmax(1).min(1).values for p in (student, teacher)]
-        bound = torch.maximum(*widest).tanh() ** 2 * linear
-        assert ((linear - logistic) >= -1e-12).all()
-        assert ((linear - logistic) <= bound).all()
-
-
 def test_sampled_pairs_are_unbiased_and_so_is_their_gradient() -> None:
     student, teacher = pair(2, 12)
     student.requires_grad_()
@@ -156,17 +146,3 @@ def test_sampled_pairs_never_take_an_answer_with_itself() -> None:
     assert found.tolist() == pytest.approx(by_hand(student, teacher, "logistic"))
     mean = sampled_preference(student, teacher, 3, torch.Generator().manual_seed(0), reduction="mean")
     torch.testing.assert_close(mean, found / 4)
-
-
-@pytest.mark.usefixtures("faulty_arguments")
-def test_errors_name_what_is_wrong() -> None:
-    student, teacher = pair(2, 3)
-    rng = torch.Generator()
-    with pytest.raises(ValueError, match="g must be one of logistic, linear, arctan, erf, got 'step'"):
-        pairwise_preference(student, teacher, g="step")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"need g 'linear'.* got 'erf'"):
-        sorted_preference(student, teacher, "logit", g="erf")
-    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
-        sampled_preference(student, teacher, 0, rng)
-    with pytest.raises(ValueError, match="at least 2 answers, got 1"):
-        sampled_preference(student[:, :1], teacher[:, :1], 4, rng)

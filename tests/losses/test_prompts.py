@@ -19,7 +19,7 @@ def test_text_consistency_is_the_mean_absolute_difference() -> None:
     assert text_consistency(ONE, OTHER).item() == 0.5
 
 
-def test_score_consistency_is_the_divergence_from_handwritten_scores() -> None:
+def test_score_consistency_is_the_divergence() -> None:
     p, q = torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5])
     wanted = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     assert math.isclose(score_consistency(q.log()[None], p.log()[None]).item(), wanted, rel_tol=1e-6)

@@ -32,7 +32,7 @@ def costs(count: int, sources: int, sinks: int) -> Tensor:
 @pytest.mark.parametrize("strength", [2e-3, 4e-3])
 @pytest.mark.parametrize("mass", [1.0, 0.8, 0.4])
 @pytest.mark.parametrize(("sources", "sinks"), [(4, 2), (7, 2), (5, 3)])
-def test_cost_of_a_plan_with_little_entropy_is_that_of_the_linear_programme(
+def test_little_entropy_costs_what_the_linear_programme_does(
     strength: float, mass: float, sources: int, sinks: int
 ) -> None:
     cost = costs(3, sources, sinks)
@@ -48,15 +48,6 @@ def test_logarithms_change_nothing(mass: float) -> None:
     far = torch.cat([cost, 1e4 * cost[:1]])
     options = {"mass": mass, "strength": 0.1, "steps": 3000, "tolerance": 1e-12}
     torch.testing.assert_close(transport_plan(far, **options)[:4], transport_plan(cost, **options))
-
-
-@pytest.mark.parametrize("mass", [1.0, 0.6])
-def test_plans_meet_their_margins(mass: float) -> None:
-    plan = transport_plan(costs(5, 9, 2), mass=mass, strength=0.05, steps=2000, tolerance=1e-10)
-    torch.testing.assert_close(plan.sum(1), torch.full((5, 2), mass / 2, dtype=torch.float64))
-    assert (plan.sum(2) <= 1 / 9 + 1e-6).all()
-    if mass == 1:
-        torch.testing.assert_close(plan.sum(2), torch.full((5, 9), 1 / 9, dtype=torch.float64), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mass", [0.6, 0.8, 1.0])
@@ -96,11 +87,6 @@ def test_entropic_plan_satisfies_its_optimality_condition() -> None:
     potential = plan.log() + cost[0] / 0.3
     centred = potential - potential.mean(0, keepdim=True) - potential.mean(1, keepdim=True) + potential.mean()
     assert centred.abs().max() < 1e-9
-
-
-def test_a_small_strength_does_not_overflow() -> None:
-    plan = transport_plan(100 * costs(2, 8, 2).float(), strength=1e-2, steps=200)
-    assert torch.isfinite(plan).all()
 
 
 @pytest.mark.parametrize(("options", "message"), [({"mass": 0.0}, "mass must lie"), ({"strength": 0.0}, "positive")])

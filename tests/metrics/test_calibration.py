@@ -50,10 +50,14 @@ def test_ends_of_the_range_are_in_the_outer_bins():
 
 
 @pytest.mark.usefixtures("faulty_arguments")
-def test_errors_name_what_is_wrong():
-    with pytest.raises(ValueError, match=r"confidence must lie in \[0, 1\], got 1.5"):
-        calibration_tally(torch.tensor([1.5]), torch.ones(1))
-    with pytest.raises(ValueError, match=r"one shape \(B,\), got \(2,\) and \(1,\)"):
-        calibration_tally(torch.ones(2), torch.ones(1))
-    with pytest.raises(ValueError, match="with examples, got \\['loss'\\]"):
-        expected_calibration_error({"loss": (1.0, 1.0)})
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: calibration_tally(torch.tensor([1.5]), torch.ones(1)), r"confidence must lie in \[0, 1\], got 1.5"),
+        (lambda: calibration_tally(torch.ones(2), torch.ones(1)), r"one shape \(B,\), got \(2,\) and \(1,\)"),
+        (lambda: expected_calibration_error({"loss": (1.0, 1.0)}), r"with examples, got \['loss'\]"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

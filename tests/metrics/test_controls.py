@@ -14,7 +14,6 @@ import torch
 from confed.comparison.refusals import fails
 from confed.data.controls import GREY, WordAnswers, controlled, controls_of, donors
 from confed.data.examples import TableData
-from confed.data.modal_tables import ModalTable
 from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe
@@ -53,7 +52,7 @@ def _shown(table: Table, control: str, seed: int = 0, size: int = 3) -> dict[str
     return {key: value.flatten(1)[:, 0].tolist() if value.ndim > 1 else value.tolist() for key, value in joined.items()}
 
 
-def test_permuted_pictures_are_those_of_other_pictures_as_often_as_before():
+def test_permuted_pictures_are_those_of_others():
     table = _table([0, 0, 0, 1, 1, 2, 3, 4], list(range(8)))
     found = _shown(table, "permuted_image")
     assert Counter(found["image"]) == Counter(table.image_index.tolist())
@@ -64,7 +63,7 @@ def test_permuted_pictures_are_those_of_other_pictures_as_often_as_before():
     assert _shown(table, "permuted_image", seed=1)["image"] != found["image"]
 
 
-def test_permuted_questions_stay_with_their_answers_and_blank_pictures_are_grey():
+def test_permuted_questions_and_blank_pictures():
     table = _table([0, 1, 2, 3], [5, 5, 6, 7])
     found = _shown(table, "permuted_text")
     assert sorted(found["text"]) == [5, 5, 6, 7]
@@ -73,16 +72,16 @@ def test_permuted_questions_stay_with_their_answers_and_blank_pictures_are_grey(
     assert _shown(table, "blank_image")["image"] == [GREY] * 4
 
 
-def test_a_picture_of_more_than_half_of_the_questions_is_still_permuted():
+def test_a_picture_of_most_questions_is_still_permuted():
     given = donors(_table([0, 0, 0, 1], [1, 2, 3, 4]), "image", torch.Generator().manual_seed(0))
     assert sorted(given.tolist()) == [0, 1, 2, 3]
     assert donors(_table([0], [1]).take(0), "image", torch.Generator()).tolist() == []
 
 
-def test_examples_exchange_inputs_with_those_that_have_the_same_modalities():
+def test_examples_of_the_same_modalities_exchange_inputs():
     table = _table([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
     present = torch.tensor([[True, True, False, False]] * 3 + [[True, False, False, False]] * 3)
-    modal = ModalTable(table.images, table.image_index, table.columns, present=present)
+    modal = Table(table.images, table.image_index, table.columns, present=present)
     given = donors(modal, "image", torch.Generator().manual_seed(0))
     assert sorted(given[:3].tolist()) == [0, 1, 2]
     assert sorted(given[3:].tolist()) == [3, 4, 5]
@@ -126,7 +125,7 @@ def test_control_tests_weigh_places_and_not_examples():
         no_better({"x": np.ones(2)}, {"y": np.ones(2)})
 
 
-def test_a_true_null_is_rejected_no_more_often_than_the_level_says():
+def test_a_true_null_is_rejected_at_the_level():
     rng, p = np.random.default_rng(3), []
     for _ in range(100):
         both = [{place: rng.integers(0, 2, n).astype(float) for place, n in (("a", 40), ("b", 160))} for _ in range(2)]
@@ -134,7 +133,7 @@ def test_a_true_null_is_rejected_no_more_often_than_the_level_says():
     assert np.mean(np.array(p) <= LEVEL) < 0.12
 
 
-def test_the_verdict_needs_both_a_picture_and_more_than_the_floors():
+def test_the_verdict_needs_a_picture_and_more_than_floors():
     right, other = {"x": np.array([1.0] * 30 + [0.0] * 10)}, {"x": np.array([0.0] * 30 + [1.0] * 10)}
     low, high = {"x": np.full(40, 0.5)}, {"x": np.full(40, 0.8)}
     good = verdict(right, {"permuted_image": other}, {"constant": low})
@@ -190,8 +189,8 @@ def test_a_run_says_how_its_models_do_under_controls(finished: Path, tmp_path: P
         assert (tmp_path / "bare" / name).read_bytes() == (finished / name).read_bytes()
 
 
-def test_the_constant_floor_is_the_share_of_the_most_frequent_training_answer(finished: Path):
-    dataset = load_data(load_recipe(finished / "recipe.toml")).questions
+def test_the_constant_floor_is_the_most_frequent_answer(finished: Path):
+    dataset = load_data(load_recipe(finished / "recipe.toml")).dataset
     found = json.loads((finished / "summary.json").read_text())["controls"]
     train = [answer for split in dataset.clients.values() for answer in split.train.answers]
     for place, split in dataset.clients.items():
@@ -220,7 +219,7 @@ def _summary(label: str, passed: bool, seed: int = 0) -> dict:
     }  # fmt: skip
 
 
-def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
+def test_tables_mark_models_that_fail():
     bad, good = _summary("bad", False), _summary("good", True)
     table = results_table([("bad", [Summary(bad)]), ("good", [Summary(good)])])
     cells = {row[0].text: {c.full_title: cell.text for c, cell in zip(table.columns, row, strict=True)}
@@ -234,7 +233,7 @@ def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
     assert not any(SIGN in note for note in results_table([("good", [Summary(good)])]).notes)
 
 
-def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_ones():
+def test_half_of_the_seeds_decide():
     bad, good = Summary(_summary("m", False)), Summary(_summary("m", True, seed=1))
     assert _fails(View.PERSONAL, bad, good)
     assert not _fails(View.PERSONAL, bad, good, good)
@@ -271,7 +270,7 @@ def _runs(label: str, passed: bool, value: float) -> list[RunResults]:
     return found
 
 
-def test_nothing_is_tested_between_two_models_that_fail_their_controls():
+def test_two_models_that_fail_are_not_tested():
     blind, other, good = _runs("blind", False, 0.4), _runs("other", False, 0.5), _runs("good", True, 0.6)
     comparison = compare_runs([*blind, *other, *good], "blind")
     by_key = {(d.measure, d.method): d for d in comparison.differences}
@@ -286,7 +285,7 @@ def test_nothing_is_tested_between_two_models_that_fail_their_controls():
     assert "Not shown to use its input" in text
 
 
-def test_labels_are_judged_by_how_probabilities_sort_and_not_by_a_threshold():
+def test_labels_are_judged_by_how_probabilities_sort():
     truth = (torch.rand(60, 4, generator=torch.Generator().manual_seed(0)) < 0.3).numpy()
     sorted_well = 0.05 + 0.3 * truth  # no probability reaches one half, so that example F1 is 0
     constant = np.broadcast_to(truth.mean(0), truth.shape)

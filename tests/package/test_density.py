@@ -13,13 +13,15 @@ from repository import ROOT
 from source_trees import nodes_of
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-NONE = (
-    "nested comprehensions",
-    "comprehensions over two loops",
-    "comprehensions with two conditions",
-    "chained conditionals",
-)
-"""What there were 310, 325, 155 and 38 of at the start."""
+NONE = ("nested comprehensions", "comprehensions over two loops", "chained conditionals")
+"""What there were 310, 325 and 38 of at the start."""
+
+LONG_NAMES = {
+    "api": 4, "cli": 8, "comparison": 3, "data": 42, "datasets": 45, "deployment": 14, "engines": 80, "measures": 2,
+    "models": 38, "prepare": 2, "privacy": 14, "recipes": 7, "report": 25, "results": 13, "runs": 29, "studies": 19,
+    "tasks": 14, "test_registry_allowed_code.py": 1,
+}  # fmt: skip
+"""Tests of a folder with a name of more than 60 letters. These numbers may only fall, and others stay at none."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,10 @@ def test_other_comprehensions_and_conditionals_do_not_grow(counts: Counter[str],
         assert counts[what] / statements <= start[what] / start["statements"] * 1.01
 
 
+def test_comprehensions_with_two_conditions_become_fewer(counts: Counter[str]) -> None:
+    assert counts["comprehensions with two conditions"] <= 171
+
+
 def test_few_names_say_nothing(counts: Counter[str]) -> None:
     assert 0 < counts["vague names"] < 0.02 * counts["assigned names"]
 
@@ -61,10 +67,20 @@ def test_few_names_say_nothing(counts: Counter[str]) -> None:
 def test_the_count_sees_what_it_counts(count: ModuleType) -> None:
     source = (
         "a = [[x for x in row] for row in rows]\n"
-        "b = [x for row in rows for x in row if x if x > 1]\n"
+        "b = [x for row in rows for x in row if x and x > 1]\n"
         "c = 1 if x else 2 if y else 3\n"
         "found = 1\n"
     )
     counts = count.count_module(source)
-    assert [counts[what] for what in NONE] == [1, 1, 1, 1]
+    assert [counts[what] for what in (*NONE, "comprehensions with two conditions")] == [1, 1, 1, 1]
     assert counts["vague names"] == 1
+
+
+def test_names_of_tests_are_short() -> None:
+    long = Counter[str]()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        names = [node.name for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
+        longer = [name for name in names if name.startswith("test_") and len(name) > 60]
+        folder = path.relative_to(ROOT / "tests").parts[0]
+        long[folder] += len(longer)
+        assert long[folder] <= LONG_NAMES.get(folder, 0), f"{path}: {longer}"

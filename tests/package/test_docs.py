@@ -135,7 +135,7 @@ def test_method_of_the_usage_page_works(tmp_path: Path, monkeypatch: pytest.Monk
         sys.modules.pop("lg_fedavg", None)
 
 
-def test_the_page_on_federations_names_every_method_that_was_compared() -> None:
+def test_the_page_on_federations_names_every_method() -> None:
     text = (ROOT / "docs" / "federation.md").read_text()
     told = text.partition("The methods that pass it")[2].partition(".\n\n")[0]
     assert sorted(re.findall(r"`(\w+)`", told)) == sorted(algorithms.names())

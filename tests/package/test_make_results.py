@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_values_of_seeds_keep_their_digits_and_give_the_statistics(script: ModuleType, folder: Path) -> None:
+def test_values_of_seeds_give_the_statistics(script: ModuleType, folder: Path) -> None:
     content = script.made(folder)["fedvqa_scenes"]
     assert content["command"] == "confed compare --recipe fedvqa_scenes"  # called like a recipe, so nothing is listed
     (row,) = content["rows"]

@@ -146,7 +146,7 @@ def test_a_run_opens_no_pickle_and_says_how_to_convert(pickled: Path, monkeypatc
         convert_model(pickled, pickled.parent / "safe")
 
 
-def test_parts_of_weights_are_put_together_and_stay_in_the_folder(pickled: Path, tmp_path: Path) -> None:
+def test_parts_of_weights_are_put_together(pickled: Path, tmp_path: Path) -> None:
     weights = torch.load(pickled / "pytorch_model.bin", weights_only=True)
     (pickled / "pytorch_model.bin").unlink()
     names = sorted(weights)

@@ -106,7 +106,7 @@ def test_importing_is_quick_and_loads_nothing_heavy() -> None:
     assert float(seconds) < 2.5
 
 
-def test_every_public_name_is_there_and_still_loads_nothing_heavy() -> None:
+def test_every_public_name_is_there_and_loads_nothing_heavy() -> None:
     code = (
         "import confed, json, sys\n"
         "missing = [name for name in confed.__all__ if getattr(confed, name, None) is None]\n"
@@ -119,7 +119,7 @@ def test_every_public_name_is_there_and_still_loads_nothing_heavy() -> None:
         _ = confed.Manager
 
 
-def test_federation_imports_only_torch_safetensors_and_the_standard_library() -> None:
+def test_federation_imports_only_torch_and_safetensors() -> None:
     for path in (SOURCE / "federation").glob("*.py"):
         for name in imports_of(path):
             allowed = name.split(".")[0] in {"torch", "safetensors", *sys.stdlib_module_names}
@@ -156,7 +156,7 @@ def test_packages_import_what_their_layer_may() -> None:
                 assert other == mine or other in MAY_IMPORT[mine], f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_only_transports_and_their_deployment_import_flower_flare_and_ray() -> None:
+def test_only_transports_import_flower_flare_and_ray() -> None:
     for path in FILES:
         for name in imports_of(path):
             folders = TRANSPORTS.get(name.split(".")[0])
@@ -246,6 +246,20 @@ def test_every_module_can_be_imported_and_its_public_names_exist() -> None:
                 raise
         missing = [n for n in getattr(module, "__all__", ()) if not hasattr(module, n)]
         assert not missing, f"{name}: {missing}"
+
+
+def test_what_one_world_of_examples_replaced_is_gone() -> None:
+    gone = {
+        "LabelDataset", "LabelExamples", "LabelSplit", "LabelPool", "LabelTable", "LabelData", "LabelReading", "Both",
+        "LazyClients", "LazyTables", "Selected", "ModalTable", "CaptionTable", "federate_labels", "share_labels",
+        "share_questions", "label_facts", "encode_labels", "pool_labels", "kinds_of", "lazy_clients", "with_turns",
+        "answer_counts", "Dealing", "federate_chat",
+    }  # fmt: skip
+    for path in FILES:
+        named = set(re.findall(r"^ *(?:def |class )(\w+)", path.read_text(), re.MULTILINE))
+        assert not gone & named, path
+    for name in ("labelled", "label_tables", "label_federate", "modal_tables", "caption_tables", "table_concatenation"):
+        assert not (SOURCE / "data" / f"{name}.py").exists()
 
 
 def test_what_records_and_views_replaced_is_gone() -> None:

@@ -70,7 +70,7 @@ def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
     bicsl_as_simulated(recipe, root)
 
 
-def test_a_site_killed_between_the_steps_of_split_learning_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_site_killed_between_two_steps_goes_on(tmp_path: Path) -> None:
     (tmp_path / "bicsl.toml").write_text(BICSL.replace("train = 64", "train = 1024"))
     recipe = load_recipe(tmp_path / "bicsl.toml")
     root, names = tmp_path / "fed", ("client-01", "client-02")
@@ -109,7 +109,7 @@ def test_a_server_killed_in_a_round_and_started_again_resumes_it(tmp_path: Path)
     assert any("resumed" in note for note in summary["notes"])
 
 
-def test_a_site_killed_in_a_round_and_started_again_rejoins_with_what_it_kept(tmp_path: Path) -> None:
+def test_a_site_killed_in_a_round_rejoins(tmp_path: Path) -> None:
     recipe = recipe_of("fedper", "run.rounds=4", "local.epochs=4")
     commands = made(tmp_path, recipe, "--minimum", "3")
     log = tmp_path / "server" / "log.txt"

@@ -49,7 +49,7 @@ def of_jobs(kit: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_run_survives_a_killed_job_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+def test_a_run_survives_a_killed_job_site_and_server(tmp_path: Path) -> None:
     recipe = recipe_of("fedper", "run.rounds=8", "local.epochs=4", 'run.without=["both"]')
     root = tmp_path / "fed"
     commands = made(root, recipe, SITES, "--minimum", "2")

@@ -109,7 +109,7 @@ def _elsewhere(folder: Path, silent: float, **more: object) -> None:
     os.utime(folder / LOCK, (then, then))
 
 
-def test_a_holder_on_another_machine_counts_as_long_as_its_heart_beats(tmp_path: Path) -> None:
+def test_a_holder_elsewhere_counts_while_its_heart_beats(tmp_path: Path) -> None:
     _elsewhere(tmp_path, STALE / 2)
     expected = r"process 1 on elsewhere since 2026-01-01, last sign of life 30 s ago; if"
     with pytest.raises(ValueError, match=expected), exclusive(tmp_path):
@@ -122,9 +122,7 @@ def test_a_holder_on_another_machine_counts_as_long_as_its_heart_beats(tmp_path:
     assert not [path for path in tmp_path.iterdir() if path.name != "run"]
 
 
-def test_without_locks_of_the_kernel_the_file_and_the_process_decide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kernel_locks_file_and_process_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(handle: int, how: int) -> None:
         raise OSError("not supported")
 
@@ -166,9 +164,7 @@ def test_a_silent_lock_is_outlasted_and_a_living_one_is_not(tmp_path: Path, monk
     assert holder_of(tmp_path / "nowhere") is None
 
 
-def test_a_lock_whose_link_was_made_and_then_reported_as_a_failure_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_whose_link_was_reported_as_failed_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS, where the answer to the first of two equal requests may be lost."""
     made = os.link
 
@@ -212,7 +208,7 @@ def test_a_process_whose_folder_was_taken_over_stops(tmp_path: Path) -> None:
     check_held(tmp_path)
 
 
-def test_a_run_whose_folder_was_taken_over_writes_no_further_round(tmp_path: Path) -> None:
+def test_a_run_whose_folder_was_taken_over_stops(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def taken(progress: object) -> None:
@@ -245,7 +241,7 @@ def test_workers_do_not_outlive_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
         os.waitpid(child, 0)
 
 
-def test_without_locks_of_the_kernel_the_file_and_its_heart_keep_others_out(
+def test_without_kernel_locks_the_heart_keeps_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: subprocess.Popen[str]
 ) -> None:
     monkeypatch.setattr(folder_lock, "fcntl", None)

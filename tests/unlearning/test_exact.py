@@ -14,17 +14,16 @@ from scipy.stats import mannwhitneyu
 from command_line import confed as command
 from confed.algorithms.fedavg import FedAvg
 from confed.attacks.membership import attack_auc, example_losses
-from confed.engines.local import Workspace
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
 from confed.federation.protocols import Output
-from confed.federation.state import ClientState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import run
 from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 from confed.unlearning.exact import Approximation, ascend, folder_without, forget
+from toy_runs import client_in
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",
@@ -69,9 +68,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("client", "start"), [("natural", 2), ("sports", 0)])
-def test_the_result_has_the_bytes_of_a_run_that_never_had_the_client(
-    whole: Path, tmp_path: Path, client: str, start: int
-) -> None:
+def test_the_result_is_a_run_that_never_had_the_client(whole: Path, tmp_path: Path, client: str, start: int) -> None:
     before = _bytes(whole)
     result = forget(whole, client, tmp_path / "forgotten")
     never = [f"run.without=['home', 'commercial', 'educational', '{client}']"] + (
@@ -177,7 +174,7 @@ def test_the_reference_is_the_mean_of_the_others_updates(single: Path, tmp_path:
         np.testing.assert_allclose(value.numpy(), by_hand, rtol=1e-4, atol=1e-6)
 
 
-def test_where_a_client_keeps_other_than_it_sent_the_reference_is_the_final_model(tmp_path: Path) -> None:
+def test_the_reference_may_be_the_final_model(tmp_path: Path) -> None:
     # What Ditto keeps is v; what it sent cannot be taken out of the mean.
     run(_tiny(*APPROXIMATE, "algorithm.name=ditto"), tmp_path / "ditto")
     still = Approximation(rounds=1, epochs=1, lr=1e-12)
@@ -189,7 +186,7 @@ def test_where_a_client_keeps_other_than_it_sent_the_reference_is_the_final_mode
         torch.testing.assert_close(start[name], value)
 
 
-def test_a_client_that_never_took_part_starts_the_approximation_with_no_state(tmp_path: Path) -> None:
+def test_a_client_that_never_took_part_has_no_state(tmp_path: Path) -> None:
     run(_tiny(*APPROXIMATE, "run.cohort=1"), tmp_path / "one")
     (asked,) = (set(line["loss"]) for line in read_jsonl(tmp_path / "one/metrics.jsonl") if line["event"] == "round")
     clients = {"transport", "sports", "natural"}
@@ -201,7 +198,7 @@ def test_a_client_that_never_took_part_starts_the_approximation_with_no_state(tm
     assert {name for name in clients if store.load(name)} == asked
 
 
-def test_the_approximation_is_a_run_without_the_client_and_deterministic(single: Path, tmp_path: Path) -> None:
+def test_the_approximation_is_deterministic(single: Path, tmp_path: Path) -> None:
     how = Approximation(rounds=1, epochs=2)
     first = forget(single, "sports", tmp_path / "a", approximate=how)
     second = forget(single, "sports", tmp_path / "b", approximate=how)
@@ -217,15 +214,9 @@ def test_the_approximation_is_a_run_without_the_client_and_deterministic(single:
 
 def _client() -> tuple[Client, dict[str, torch.Tensor]]:
     setup = toy_setup(FedAvg(), noisy=False)
-    workspace = Workspace(setup.model())
-    info = setup.population.info(0)
-    scopes = workspace.scopes(setup.algorithm, info)
-    client = Client(
-        info, setup.data(info.id), workspace.model, workspace.tensors, setup.task, setup.local, ClientState(), scopes,
-        workspace.initial, 3, 3, 0,
-    )  # fmt: skip
+    client = client_in(setup, "client-0", round=3)
     rng = torch.Generator().manual_seed(1)
-    reference = {n: t + 0.3 * torch.randn(t.shape, generator=rng) for n, t in workspace.initial.items()}
+    reference = {n: t + 0.3 * torch.randn(t.shape, generator=rng) for n, t in client.initial.items()}
     return client, reference
 
 

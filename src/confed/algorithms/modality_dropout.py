@@ -57,13 +57,7 @@ class ModalityDropout(Algorithm):
 
 
 def kept(modalities: Sequence[str], rate: float, rng: torch.Generator) -> tuple[str, ...]:
-    """The modalities that stay: each with probability 1 - rate, and never none of them.
-
-    Args:
-        modalities: at least one.
-        rate: probability to drop each.
-        rng: where the draws come from.
-    """
+    """The modalities that stay: each with probability 1 - rate, and never none of them."""
     draws = torch.rand(len(modalities), generator=rng)
     last = int(torch.randint(len(modalities), (), generator=rng))
     return tuple(m for number, m in enumerate(modalities) if draws[number] >= rate) or (modalities[last],)

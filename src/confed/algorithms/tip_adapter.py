@@ -127,14 +127,7 @@ class TipAdapter(Deploying):
 
 
 def cached(features: Tensor, labels: Tensor, classes: int, shots: int) -> Tensor:
-    """Keys by class, (C, S, D): the first S features of each, zeros behind them.
-
-    Args:
-        features: (N, D).
-        labels: int64, (N,).
-        classes: C.
-        shots: S.
-    """
+    """Keys by class, (C, S, D): the first S features of each, zeros behind them."""
     keys = features.new_zeros(classes, shots, features.shape[1])
     for label in range(classes):
         class_features = features[labels == label][:shots]
@@ -143,13 +136,7 @@ def cached(features: Tensor, labels: Tensor, classes: int, shots: int) -> Tensor
 
 
 def votes(features: Tensor, keys: Tensor, beta: float) -> Tensor:
-    """Sum over a class's keys of exp(-beta (1 - f k)), (B, K); keys of zeros have no vote.
-
-    Args:
-        features: unit length, (B, D).
-        keys: unit length or zero, (K, S, D).
-        beta: see :class:`TipAdapter`.
-    """
+    """Sum over a class's keys of exp(-beta (1 - f k)), (B, K); keys of zeros have no vote."""
     near = torch.einsum("bd,ksd->bks", features, keys)
     filled = keys.square().sum(-1) > 0
     return ((beta * (near - 1)).exp() * filled).sum(-1)

@@ -112,9 +112,6 @@ def matched(seen: SentGradients, top: nn.Module, loss: Loss, answers: int) -> Te
     """For a server that knows the client's last layers: the answer whose gradient points where the row points.
 
     argmax_c cos(row, dL(top(z), c)/dz), which neither the size of a batch nor clipping changes.
-
-    Returns:
-        int64 (N,).
     """
     best = torch.full((len(seen.rows),), -torch.inf)
     guesses = torch.zeros(len(seen.rows), dtype=torch.int64)

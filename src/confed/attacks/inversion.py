@@ -123,11 +123,7 @@ def searched(
     lr: float = 0.05,
     prior: float = 1e-2,
 ) -> Tensor:
-    """Searches for inputs whose activations are those that were seen; every example for itself.
-
-    Returns:
-        Inputs (B, ...), of all steps those with the least value.
-    """
+    """Searches for inputs whose activations are those that were seen; every example for itself."""
     attacker_inputs = attacker_inputs.detach().clone().float()
     mean, spread = mean_input(attacker_inputs), attacker_inputs.std(0).clamp_min(1e-6)
     low, high = attacker_inputs.amin(0), attacker_inputs.amax(0)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
+from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
@@ -56,7 +56,7 @@ def chat_records(how: Dealing, files: Sequence[str] = ()) -> FederatedDataset:
         records += [replace(record, columns={**role, **record.columns}) for record in of_file] if role else of_file
     records, pictures, index = shown_files(records, partial(picture_place, folder), account, how)
     origin = {"origin": "conversations of a folder"}
-    return federate_chat("chat_records", records, pictures, index, how, origin, account)
+    return share_conversations("chat_records", records, pictures, index, how, origin, account)
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:

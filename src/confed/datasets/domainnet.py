@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import Pool, check_distinct, floors, share_questions, words
+from confed.data.federate import Pool, check_distinct, federate, floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.options import Options
 from confed.data.picture_files import PictureFiles
@@ -104,7 +104,7 @@ def domainnet(
         [row.path for row in rows],
     )
     pool = Pool(examples, roles, where, {"domain": where})
-    splits, tests = share_questions(pool, replace(options, partition="domain", unseen=unseen))
+    splits, tests = federate(pool, replace(options, partition="domain", unseen=unseen))
     parts = list(chain.from_iterable(splits[domain].roles.values() for domain in chosen))
     narrowed = _narrowed([*parts, *tests.values()], root, rows)
     clients = {domain: Split(*narrowed[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}

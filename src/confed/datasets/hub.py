@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
-from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_federate import Dealing, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -85,7 +85,7 @@ def hub(
             records.append(replace(record, columns={"split": role, **record.columns}))
     records = table.readable(records, f"of {name}", how.unreadable, account)
     facts = {"origin": name + (f" at {revision}" if revision else "")}
-    return federate_chat("hub", records, table.pictures(), table.index, how, facts, account)
+    return share_conversations("hub", records, table.pictures(), table.index, how, facts, account)
 
 
 @dataclass

@@ -10,7 +10,7 @@ pictures in ``images/{train,val,test}``.
 from pathlib import Path
 from typing import Annotated, Any
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat
+from confed.data.chat_federate import Dealing, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -63,7 +63,7 @@ def path_vqa(how: Dealing) -> FederatedDataset:
     records = table.readable(records, f"in {folder}", how.unreadable, account)
     count = sum(account.rows.values())
     facts = _FACTS if count in _PUBLISHED else {"origin": f"{count} questions in PathVQA's format"}
-    return federate_chat("path_vqa", records, table.pictures(), table.index, how, facts, account)
+    return share_conversations("path_vqa", records, table.pictures(), table.index, how, facts, account)
 
 
 def _files(folder: Path, split: str, short: str) -> list[Path]:

@@ -8,7 +8,7 @@ of objects with ``qid``, ``img_name`` ("xmlab0/source.jpg"), ``question``, ``ans
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
+from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -68,7 +68,7 @@ def slake(
     records, pictures, index = shown_files(records, partial(file_in, places), account, how)
     published = sum(account.rows.values()) == _PUBLISHED
     facts = _FACTS if published else {"origin": f"{sum(account.rows.values())} questions in SLAKE's format"}
-    return federate_chat("slake", records, pictures, index, how, facts, account)
+    return share_conversations("slake", records, pictures, index, how, facts, account)
 
 
 def _entry(given: dict[str, Any], split: str, place: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Below ``root``, as published (https://osf.io/89kps): ``VQA_RAD Dataset Public.js
 from functools import partial
 from typing import Annotated, Any
 
-from confed.data.chat_federate import Dealing, Partition, federate_chat, shown_files
+from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
 from confed.data.chat_files import records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -61,7 +61,7 @@ def vqa_rad(how: Dealing) -> FederatedDataset:
         **(_FACTS if len(rows) == _PUBLISHED else {"origin": f"{len(rows)} questions in VQA-RAD's format"}),
         "pictures seen in training": f"{len(tested & seen)} of {len(tested)} test pictures",
     }
-    return federate_chat("vqa_rad", records, pictures, index, how, facts, account)
+    return share_conversations("vqa_rad", records, pictures, index, how, facts, account)
 
 
 def _entry(given: Any, where: str) -> dict[str, Any]:

@@ -187,10 +187,6 @@ class Client:
     def begins(self, shared: Params, *, common: GlobalModel = "none") -> dict[str, Tensor]:
         """The values that :meth:`load` fills in, by name; the given tensors themselves.
 
-        Args:
-            shared: values of the shared tensors.
-            common: see :meth:`load`.
-
         Raises:
             ValueError: a shared name is missing or unknown.
         """

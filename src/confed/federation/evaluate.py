@@ -25,21 +25,7 @@ def evaluate(
     records: list[Mapping[str, Tensor]] | None = None,
     measures: Sequence[Measure] = (),
 ) -> Tallies:
-    """Sums and weights of the task's metrics over batches, in eval mode and without gradients.
-
-    Args:
-        model: the model to evaluate.
-        task: what to count.
-        batches: examples; moved to the model's device.
-        limit: stop after at least this many examples.
-        precision: "fp32" or "bf16".
-        scores: where given, receives per batch the examples' correctness and predictions, both (B,); predictions
-            (B, L) where a model writes texts of tokens.
-        counts: where given, receives the added counts of a task that has them
-            (:class:`confed.federation.protocols.Counting`).
-        records: where given, receives per batch what such a task, and what ``measures``, keep of each example.
-        measures: further numbers by which the model is judged.
-    """
+    """Sums and weights of the task's metrics over batches, in eval mode and without gradients."""
     model.eval()
     device = next(model.parameters()).device
     tally = Tally(task, limit, scores, counts, records, measures)

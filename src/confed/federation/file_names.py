@@ -79,9 +79,6 @@ def file_name(name: str) -> str:
     Letters and digits of every script stay as they are, so ordinary names are their own file names. Different names
     have different file names, but where a file system does not tell capitals apart.
 
-    Args:
-        name: any text.
-
     Returns:
         One path component, neither hidden nor ``.`` or ``..``; :func:`name_of_file` gives the name back.
 

@@ -41,13 +41,7 @@ class KeyedNoise:
         self._secret, self._label, self._drawn = secret, (_DOMAIN, heard, round, client, purpose), 0
 
     def normal(self, clean: Tensor, dtype: torch.dtype, *scale: float) -> Tensor:
-        """Standard normal numbers for values, of their shape, on the CPU; the next values have others.
-
-        Args:
-            clean: the values without noise.
-            dtype: floating point, of the result.
-            scale: what the noise is multiplied with.
-        """
+        """Standard normal numbers for values, of their shape, on the CPU; the next values have others."""
         flat = clean.detach().cpu().contiguous().reshape(-1)  # a copy of the bytes, as they are in memory
         digest = hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=32).hexdigest()
         what = [str(clean.dtype), list(clean.shape), digest, str(dtype), [float(s).hex() for s in scale]]
@@ -61,14 +55,7 @@ Noise = torch.Generator | KeyedNoise | None  # where noise comes from: a seed, a
 
 
 def noise_for(clean: Tensor, rng: Noise, dtype: torch.dtype, *scale: float) -> Tensor:
-    """Standard normal numbers of the shape of values; with a secret, a function of these.
-
-    Args:
-        clean: the values without noise.
-        rng: where the numbers come from.
-        dtype: floating point, of the result.
-        scale: what the numbers are multiplied with.
-    """
+    """Standard normal numbers of the shape of values; with a secret, a function of these."""
     if isinstance(rng, KeyedNoise):
         return rng.normal(clean, dtype, *scale)
     return normal(clean.shape, rng, dtype)

@@ -28,10 +28,6 @@ class Message:
     def positive(self, scalar: str, *, zero: bool = False) -> float:
         """A scalar that the method's protocol needs and that must be a positive finite number.
 
-        Args:
-            scalar: its name.
-            zero: 0 is allowed too.
-
         Raises:
             ValueError: it is missing, no number, or out of range.
         """

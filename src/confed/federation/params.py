@@ -25,12 +25,7 @@ Rules = Mapping[str, Scope]  # ordered globs over tensor names; the first that m
 
 
 def is_change(name: str, changes: Sequence[str]) -> bool:
-    """Whether a tensor of a reply is a change, and no new value of what was received.
-
-    Args:
-        name: of the tensor.
-        changes: the method's globs (:attr:`confed.federation.traits.Traits.changes`).
-    """
+    """Whether a tensor of a reply is a change, and no new value of what was received."""
     return matches_any(name, changes)
 
 

@@ -62,11 +62,6 @@ def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype
     A generator of torch's is seeded by 32 bits on a CPU: who sees what its noise hides can try all of its seeds. Where
     that matters the operating system gives 52 bits for every number, which become normal by the inverse of the normal
     distribution function.
-
-    Args:
-        shape: of the result.
-        rng: None for the operating system's.
-        dtype: floating point.
     """
     if rng is not None:
         return torch.randn(tuple(shape), generator=rng, dtype=dtype, device=rng.device)

@@ -34,15 +34,7 @@ def check_header(path: Path) -> None:
 
 @contextmanager
 def faults_of(what: object, expected: str = "") -> Generator[None]:
-    """Errors of a reader about malformed content as a ValueError that names the file, within the ``with`` block.
-
-    Args:
-        what: the file, or what else it is called.
-        expected: what it must be, after "must be"; empty for "readable".
-
-    Raises:
-        ValueError: in place of any of :data:`FAULTS`; one that is raised within passes as it is.
-    """
+    """Errors of a reader about malformed content as a ValueError that names the file, within the ``with`` block."""
     try:
         yield
     except FAULTS as error:
@@ -57,16 +49,7 @@ def faults_of(what: object, expected: str = "") -> Generator[None]:
 
 
 def check_entries(content: Any, kinds: Mapping[str, type | tuple[type, ...]], where: object) -> None:
-    """Check of an object that a reader of JSON gave: the keys that it must have, and the types of their values.
-
-    Args:
-        content: what was read.
-        kinds: key -> type or types; a bool is no int.
-        where: the file, and the place in it.
-
-    Raises:
-        ValueError: it is no object, lacks a key, or has a value of another type.
-    """
+    """Check of an object that a reader of JSON gave: the keys that it must have, and the types of their values."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{where} must be an object, got {str(content)[:40]!r}")
     entries = cast("Mapping[str, Any]", content)

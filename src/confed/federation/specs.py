@@ -87,12 +87,7 @@ class TaskSpec:
 
 
 def model_spec(model: object) -> ModelSpec:
-    """What a model declares.
-
-    Args:
-        model: the model, its class, or the function that builds it, for which the class that this is annotated to
-            return speaks as well.
-    """
+    """What a model declares."""
     declarers = [model]
     if isinstance(model, FunctionType):
         declarers.append(get_type_hints(model).get("return"))
@@ -277,11 +272,7 @@ class PlacesItself(Protocol):
     """A model that decides itself what goes to which device, such as one that is too large for one GPU."""
 
     def place(self, device: str) -> None:
-        """Goes to a device, or to it and others of its kind; inputs come on the one that what learns is on.
-
-        Args:
-            device: as PyTorch calls it.
-        """
+        """Goes to a device, or to it and others of its kind; inputs come on the one that what learns is on."""
         ...
 
 
@@ -314,11 +305,7 @@ class WeighsBatches(Protocol):
     """A task whose loss is a mean over something else than the examples of a batch, such as tokens."""
 
     def batch_weight(self, batch: Any) -> float:
-        """What the loss of a batch divides by; the mean of two batches' losses weighted so is that of both together.
-
-        Args:
-            batch: of training examples.
-        """
+        """What the loss of a batch divides by; the mean of two batches' losses weighted so is that of both together."""
         ...
 
 

@@ -90,10 +90,6 @@ def adapter_bank(model: nn.Module) -> Adapters | None:
 def adapters_of(model: nn.Module, method: str) -> Adapters:
     """The model's bank of adapters, with at least one adapter in it.
 
-    Args:
-        model: the model.
-        method: who needs it, for the message.
-
     Raises:
         ValueError: the model has no adapters.
     """
@@ -134,10 +130,6 @@ def heads_of(model: nn.Module) -> dict[str, str]:
 
 def reads_absent(model: nn.Module, method: str) -> None:
     """Checks that a model takes batches without some of the modalities.
-
-    Args:
-        model: the model.
-        method: who needs it, for the message.
 
     Raises:
         ValueError: the model needs all modalities.

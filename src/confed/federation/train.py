@@ -75,9 +75,6 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         epochs: instead of ``client.local.epochs`` or ``client.local.iterations``.
         order: names the random stream that shuffles the examples; for a method that trains twice in a round.
 
-    Returns:
-        The mean of all yielded losses.
-
     Raises:
         ValueError: the client has no training examples, or no two for a batch where the model needs two.
     """

@@ -28,9 +28,6 @@ def distance_correlation(x: Shaped[Tensor, "B ..."], z: Shaped[Tensor, "B ..."])
         x: (B, ...), for instance inputs. Flattened; computed in float32 at least.
         z: (B, ...), for instance the activations that are sent.
 
-    Returns:
-        A scalar.
-
     Raises:
         ValueError: fewer than two rows, or not as many in ``x`` as in ``z``.
     """

@@ -84,9 +84,6 @@ def contrast(
         others: normalised scores P' of other examples, positive numbers, shape (..., B, M).
         chosen: which of them are negatives, bool, shape (B, M).
         examples: N.
-
-    Returns:
-        A scalar.
     """
     noise = chosen.sum(1).to(positives.dtype) / examples
     # -log(P / (P + c)) is log(1 + c / P), which needs fewer operations and loses no digits.
@@ -145,15 +142,6 @@ class MemoryBanks:
         P = exp(<M_T[i], v_S> / tau) / Z_S, and likewise for the teacher. The first batch ever seen fixes
         Z = N times the mean of its scores. All N scores of an anchor are computed, since a product with the whole
         bank is faster and smaller (B x N values) than copying each anchor's negatives (B x n x d values).
-
-        Args:
-            student: embeddings v_S, shape (B, d).
-            teacher: embeddings v_T, shape (B, d).
-            index: the examples' numbers, int64, shape (B,).
-            chosen: each anchor's negatives, bool, shape (B, N).
-
-        Returns:
-            A scalar.
         """
         examples = self.rows.shape[1]
         with torch.autocast(student.device.type, enabled=False):
@@ -191,9 +179,6 @@ def knowledge_preserving(
         student_logits: shape (B, C).
         teacher_logits: shape (B, C); a class masked with minus infinity contributes nothing.
         temperature: T > 0; the ST row of FedVQA uses 2.
-
-    Returns:
-        A scalar.
 
     Raises:
         ValueError: the shapes differ, or the temperature is not positive.
@@ -233,9 +218,6 @@ def decoupled(
         labels: each example's right class t, int64, shape (B,).
         temperature: T > 0; the authors use 4 on CIFAR-100 and 1 on ImageNet.
 
-    Returns:
-        TCKD and NCKD, two scalars.
-
     Raises:
         ValueError: a shape is wrong, or the temperature is not positive.
     """
@@ -267,10 +249,6 @@ def similarity_preserving(
     inner products of all pairs of the batch, each row of G divided by its L2 norm, the loss is
     ‖G_T - G_S‖² / B² (squared Frobenius norm). Evaluated in at least single precision, also under autocast. Only
     the student receives a gradient.
-
-    Args:
-        student_features: shape (B, D, ...); further dimensions are flattened.
-        teacher_features: shape (B, D', ...); the widths may differ.
 
     Returns:
         A scalar; 0 for a batch of one.

@@ -43,9 +43,6 @@ def model_contrastive(
         previous: z_prev, shape (B, D).
         temperature: tau > 0; the paper uses 0.5.
 
-    Returns:
-        A scalar.
-
     Raises:
         ValueError: the shapes differ, or the temperature is not positive.
     """
@@ -104,14 +101,6 @@ def similarities(
     v: Float[Tensor, "B S"], u: Float[Tensor, "N S"], similarity: Similarity = "cosine"
 ) -> Float[Tensor, "B N"]:
     """Similarity of every row of ``v`` with every row of ``u``, in at least single precision, under autocast as well.
-
-    Args:
-        v: shape (B, S).
-        u: shape (N, S).
-        similarity: "cosine" (a row of zeros has similarity 0 with everything) or "dot".
-
-    Returns:
-        Shape (B, N).
 
     Raises:
         ValueError: the widths differ, or an unknown similarity.
@@ -207,9 +196,6 @@ class Contrast:
             u: shape (B, S).
             same: bool, shape (B, B); read with ``mask_same_answer`` only, which needs it.
 
-        Returns:
-            A scalar, or (B,) for "none".
-
         Raises:
             ValueError: as :func:`info_nce`, or ``same`` is missing.
         """
@@ -225,9 +211,6 @@ class Contrast:
         Args:
             scores: s_ij before the temperature, shape (B, B), the positives on the diagonal.
             same: as for calls.
-
-        Returns:
-            A scalar, or (B,) for "none".
 
         Raises:
             ValueError: as for calls.

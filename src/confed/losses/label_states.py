@@ -76,9 +76,6 @@ def uncertain(probabilities: Float[Tensor, "*any"], tau: float = 0.5, eps: float
         tau: the threshold between absent and present.
         eps: the margin around it.
 
-    Returns:
-        Bool, of the same shape.
-
     Raises:
         ValueError: tau is not in [0, 1], or eps is negative.
     """

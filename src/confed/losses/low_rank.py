@@ -61,10 +61,6 @@ def energy_rank(values: Float[Tensor, "K"], energy: float) -> int:
     """The smallest number of leading singular values whose share of the sum of squares is above ``energy``.
 
     All of them where no number is enough, as with an energy of 1; none where all values are 0.
-
-    Args:
-        values: singular values in descending order, shape (K,).
-        energy: share in [0, 1].
     """
     squares = values.double().square()
     total = squares.sum()
@@ -111,9 +107,6 @@ def compress(tensors: Mapping[str, Tensor], energy: float, prefix: str = "") -> 
             more than two dimensions and integers are not touched.
         energy: share of each matrix's sum of squares that is kept at least.
         prefix: put before every name of the result.
-
-    Returns:
-        ``<prefix><name>``, or ``<prefix><name>/u``, ``/s`` and ``/v``.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -210,10 +203,6 @@ def redistribute(factors: Factors, rank: int) -> Factors:
     values are equal. Rows that belong to singular values of 0 are orthonormal as all others, with B's columns at 0: as
     in a new LoRA, they can learn.
 
-    Args:
-        factors: A (r, n) and B (m, r).
-        rank: of the approximation, at most min(r, n, m).
-
     Returns:
         A (rank, n), orthonormal rows, and B (m, rank), in the dtype of the factors.
 
@@ -237,11 +226,6 @@ def decomposed(factors: Sequence[Factors], weights: Sequence[float], like: Facto
     """The best approximation of the weighted mean of the products, of the rank of the current factors.
 
     The current rows of A join with weight 0, so that there are enough rows for the rank even if few clients answered.
-
-    Args:
-        factors: (A_k, B_k) of every client; ranks may differ.
-        weights: w_k, positive, of any sum.
-        like: the current factors.
     """
     a, b = stack(factors, weights)
     a, b = torch.cat([a, like[0]]), torch.cat([b, torch.zeros_like(like[1])], dim=1)

@@ -96,10 +96,6 @@ _PAIRS_AT_ONCE = 1 << 18  # 1 MiB of matchups in single precision, which fits a 
 def matchup(p: Float[Tensor, "B K"], g: Matchup = "logistic") -> Float[Tensor, "B K K"]:
     """Soft pairwise preferences, Eqs. (8.8) and (8.9).
 
-    Args:
-        p: K values per example, shape (B, K).
-        g: the sigmoid-like function.
-
     Returns:
         ``M[b, i, j] = g(p[b, i] - p[b, j])``, shape (B, K, K); ``M[b, i, j] + M[b, j, i]`` is 1.
     """
@@ -131,9 +127,6 @@ def forgotten(
         teacher_logits: shape (B, C).
         mode: which score.
         generator: the source of ``random`` scores; the other modes do not use it.
-
-    Returns:
-        Scores without gradient, shape (B, C).
 
     Raises:
         ValueError: the shapes differ, the mode is unknown, or ``random`` has no generator.
@@ -172,9 +165,6 @@ def most_forgotten(scores: Float[Tensor, "B C"], n: int) -> Int64[Tensor, "B N"]
     Args:
         scores: shape (B, C).
         n: how many answers to keep, 1 to C.
-
-    Returns:
-        Positions, int64, shape (B, N).
 
     Raises:
         ValueError: n is outside [1, C].
@@ -426,9 +416,6 @@ def sampled_preference(
         space: compare probabilities or logits.
         reduction: estimate the sum over the C² pairs, their mean, or the mean over C rows.
         g: the sigmoid-like function.
-
-    Returns:
-        One value per example, shape (B,).
 
     Raises:
         ValueError: the shapes do not match, ``space``, ``reduction`` or ``g`` is unknown, or ``samples`` is not

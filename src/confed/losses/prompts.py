@@ -10,10 +10,6 @@ def knowledge_guidance(texts: Float[Tensor, "K D"], handwritten: Float[Tensor, "
     """Mean over classes of ||g(t_c) - g(t_c^hand)||^2.
 
     Yao, Zhang and Xu, "Visual-language prompt tuning with knowledge-guided context optimization" (KgCoOp), CVPR 2023.
-
-    Args:
-        texts: features of learned prompts, unit length.
-        handwritten: those of handwritten ones.
     """
     return (texts - handwritten).square().sum(dim=1).mean()
 
@@ -35,10 +31,6 @@ def score_consistency(scores: Float[Tensor, "B K"], handwritten: Float[Tensor, "
     """Mean over examples of KL(softmax of handwritten prompts' scores || softmax of learned prompts' scores).
 
     PromptSRC's loss SCL-logits.
-
-    Args:
-        scores: of learned prompts.
-        handwritten: of handwritten ones, without gradient.
     """
     target = handwritten.detach().log_softmax(dim=1)
     return F.kl_div(scores.log_softmax(dim=1), target, reduction="batchmean", log_target=True)

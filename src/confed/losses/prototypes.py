@@ -14,11 +14,6 @@ def class_sums(
 ) -> tuple[Float64[Tensor, "{classes} D"], Float64[Tensor, "{classes}"]]:
     """Sums of the representations of each class, and how many there are; both add up over batches.
 
-    Args:
-        features: shape (B, D).
-        labels: int64, shape (B,).
-        classes: C.
-
     Returns:
         Sums (C, D) and counts (C,), float64.
 
@@ -56,9 +51,6 @@ def prototype_contrast(
         labels: y, int64, shape (B,).
         temperature: tau > 0; the authors start from CLIP's 0.07.
 
-    Returns:
-        A scalar.
-
     Raises:
         ValueError: a shape is wrong, or the temperature is not positive.
     """
@@ -82,11 +74,6 @@ def likeness(
     features: Float[Tensor, "B D"], prototypes: Float[Tensor, "C D"], temperature: float = 0.07
 ) -> Float[Tensor, "B C"]:
     """To which classes representations seem to belong: the softmax of cos(z, p_c) / tau over the known classes.
-
-    Args:
-        features: z, shape (B, D).
-        prototypes: p, shape (C, D).
-        temperature: tau > 0.
 
     Returns:
         Shape (B, C), rows with sum 1; all 0 where no class is known.

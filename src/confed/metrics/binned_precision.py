@@ -24,18 +24,6 @@ def bin_counts(
     The T thresholds are one below 0, then i / (T - 1) for i = 1 .. T - 2, then one above 1. Bin i holds the
     probabilities in (i / (T - 1), (i + 1) / (T - 1)], and 0 lies in bin 0: an entry is predicted where its probability
     is above the threshold.
-
-    Args:
-        probabilities: in [0, 1], shape (N, C).
-        truth: positive where not 0, shape (N, C).
-        mask: entries that count, shape (N, C); all where None.
-        thresholds: T.
-
-    Returns:
-        All entries and positive entries, int64, shape (2, C, T - 1).
-
-    Raises:
-        ValueError: a shape is wrong, a probability is outside [0, 1], or there are fewer than two thresholds.
     """
     scores, positive, counted = arrays(probabilities, truth, mask)
     if thresholds < 2:
@@ -64,15 +52,6 @@ def binned_average_precision(bins: Int[np.ndarray, "2 C bins"]) -> Float64[np.nd
 
     With precision P_i and recall R_i at threshold i, ``AP = sum_i (R_i - R_{i+1}) P_i``; 0 where undefined. Scores that
     share a bin are as if equal, so that it is exact where no two distinct scores do.
-
-    Args:
-        bins: added results of :func:`bin_counts`, shape (2, C, T - 1); ``bins.sum(1, keepdims=True)`` gives O-AP.
-
-    Returns:
-        float64, shape (C,).
-
-    Raises:
-        ValueError: the shape is wrong.
     """
     if bins.ndim != 3 or len(bins) != 2:
         raise ValueError(f"bins must have shape (2, C, T - 1), got {bins.shape}")
@@ -92,8 +71,6 @@ def flair_metrics(
 
     AP is that of :func:`binned_average_precision`; an entry is predicted where its probability is above one half;
     every class counts, those without positives with 0.
-
-    Arguments that :func:`bin_counts` refuses are a ValueError.
     """
     bins = bin_counts(probabilities, truth, mask, thresholds=thresholds)
     values = label_counts(probabilities, truth, mask, strict=True).summary("zero")

@@ -22,20 +22,7 @@ def calibration_names(bins: int = 15) -> list[str]:
 def calibration_tally(
     confidence: Float[Tensor, "B"], correct: Shaped[Tensor, "B"], bins: int = 15
 ) -> dict[str, tuple[float, float]]:
-    """Sums per bin of equal width; bin i holds the confidences in (i / bins, (i + 1) / bins].
-
-    Args:
-        confidence: probability given to the predicted answer, in [0, 1], shape (B,).
-        correct: 1 or 0, or a soft score between, shape (B,).
-        bins: number of bins.
-
-    Returns:
-        ``calibration/<i>/confidence`` and ``calibration/<i>/correct`` -> (sum, count) for each bin that is
-        not empty, with i written with two digits.
-
-    Raises:
-        ValueError: the shapes differ, or a confidence is not in [0, 1].
-    """
+    """Sums per bin of equal width; bin i holds the confidences in (i / bins, (i + 1) / bins]."""
     if confidence.shape != correct.shape or confidence.ndim != 1:
         raise ValueError(
             f"confidence and correct must have one shape (B,), got {tuple(confidence.shape)} and {tuple(correct.shape)}"
@@ -63,12 +50,6 @@ def expected_calibration_error(tally: Mapping[str, tuple[float, float]]) -> floa
     """ECE of a tally: the mean over examples of |confidence - accuracy| of their bin, a fraction in [0, 1].
 
     Guo et al., "On calibration of modern neural networks" (ICML 2017), Eq. (3).
-
-    Args:
-        tally: added tallies of :func:`calibration_tally`; other keys are ignored.
-
-    Raises:
-        ValueError: the tally has no examples in any bin.
     """
     gaps = total = 0.0
     for key, (confidence, count) in tally.items():

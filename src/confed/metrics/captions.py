@@ -53,14 +53,7 @@ class Cider:
 
     @staticmethod
     def of(references: Iterable[Sequence[str]]) -> "Cider":
-        """The weights of a corpus.
-
-        Args:
-            references: each picture's captions.
-
-        Raises:
-            ValueError: no picture, or one without captions.
-        """
+        """The weights of a corpus."""
         document_counts: Counter[Gram] = Counter()
         pictures = 0
         for captions in references:
@@ -73,11 +66,7 @@ class Cider:
         return Cider(pictures, document_counts)
 
     def score(self, caption: str, references: Sequence[str]) -> float:
-        """CIDEr-D of one caption, from 0 to 10.
-
-        Raises:
-            ValueError: no reference.
-        """
+        """CIDEr-D of one caption, from 0 to 10."""
         if not references:
             raise ValueError("a caption needs a reference at least to be compared with, got none")
         candidate_vectors = self._vectors(caption)
@@ -98,19 +87,7 @@ class Cider:
 
 
 def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """Counts for BLEU-4 of captions, which add up over batches, clients and processes.
-
-    Args:
-        captions: N.
-        references: those of each.
-
-    Returns:
-        ``bleu/<n>`` -> (n-grams that are in a reference, n-grams) for n = 1 to 4, and ``bleu/length`` -> (words
-        written, words of the references whose length is nearest).
-
-    Raises:
-        ValueError: another number of references, a caption without any, or sacrebleu is not installed.
-    """
+    """Counts for BLEU-4 of captions, which add up over batches, clients and processes."""
     if len(captions) != len(references) or not all(references):
         raise ValueError(
             f"each of {len(captions)} captions needs a reference at least, got references of {len(references)}, "
@@ -147,11 +124,7 @@ def bleu4(tally: Mapping[str, tuple[float, float]]) -> float | None:
 
 
 def load_sacrebleu() -> Any:
-    """The library that counts for BLEU.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """The library that counts for BLEU."""
     try:
         return import_module("sacrebleu.metrics")
     except ImportError as error:

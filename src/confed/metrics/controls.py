@@ -53,13 +53,6 @@ def verdict(
     It does not pass if no decisive control has a p-value of :func:`no_better` up to ``level`` divided by the number of
     decisive controls (Bonferroni), or if its mean over places is not above the largest of the floors' means over the
     same places.
-
-    Args:
-        right: scores with the examples' own inputs.
-        permuted: control -> scores with the inputs of other examples, in the same order.
-        floors: answers that look at nothing, or at the question only -> their scores.
-        decisive: which of ``permuted`` decide; all if empty.
-        level: of the test.
     """
     p = {name: no_better(right, scores) for name, scores in permuted.items() if scores}
     reasons = _against_permuted(p, decisive, level)
@@ -96,15 +89,6 @@ def label_verdict(
     As :func:`verdict`, of C-AP over all examples together. A threshold has no part in it: probabilities that sort well
     count although none reaches one half. The one-sided p-value against a permuted control is the share of bootstrap
     resamples of the examples, the same for both, in which own inputs are no better; one is added to both counts.
-
-    Args:
-        right: probabilities with the examples' own inputs, shape (N, C).
-        conditions: control -> probabilities of the same examples, shape (N, C); "permuted_..." are tested, and
-            "constant" is a floor.
-        truth: positive where not 0, shape (N, C).
-        undefined: whether a class without positives counts as 0 or is left out.
-        decisive: which permuted controls decide; all if empty.
-        level: of the test.
     """
     positives = (truth != 0).sum(0)
     values = {
@@ -140,13 +124,6 @@ def no_better(a: Places, b: Places) -> float:
 
     Half of the two-sided p-value of :func:`confed.metrics.stratified.sign_flip`, whose distribution is symmetric, where
     ``a`` is better; 1 where it is level, and the rest to 1 where it is worse.
-
-    Args:
-        a: place -> scores.
-        b: the same examples' other scores; places that it lacks are left out.
-
-    Raises:
-        ValueError: a place has another number of examples in ``b``, or the two have no place in common.
     """
     strata: list[np.ndarray] = []
     for place in a:

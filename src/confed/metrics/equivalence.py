@@ -58,16 +58,6 @@ def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalenc
 
     Equal differences have no spread, such as between two methods without anything random: the interval is then a point,
     and there are no p-values.
-
-    Args:
-        a: one value per seed, client or example; larger is better.
-        b: the same of the other method, in the same order.
-        margin: the largest difference that does not matter; to be chosen before looking at the data.
-        alpha: level of each of the two tests; the interval covers 1 - 2 alpha.
-
-    Raises:
-        ValueError: fewer than two pairs, unequal sizes, a margin that is not positive, or an alpha outside
-            (0, 0.5).
     """
     from scipy import stats
 

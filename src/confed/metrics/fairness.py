@@ -48,13 +48,7 @@ class Hurt:
 
 
 def across_clients(values: Mapping[str, float]) -> Clients:
-    """Mean, spread and worst of one metric over clients.
-
-    No clients, and values that are not finite, are a ValueError.
-
-    Args:
-        values: client -> value, larger is better.
-    """
+    """Mean, spread and worst of one metric over clients."""
     summary = mean(list(values.values()))
     order = sorted(values, key=values.__getitem__)
     bottom = [values[client] for client in order[: max(1, len(order) // 10)]]
@@ -71,16 +65,7 @@ def across_clients(values: Mapping[str, float]) -> Clients:
 
 
 def hurt(values: Mapping[str, float], reference: Mapping[str, float], margin: float = 0.0) -> Hurt:
-    """Clients whose value is below the reference's by more than a margin.
-
-    Args:
-        values: client -> value of the method, larger is better.
-        reference: client -> value of the reference (local training, or the global model).
-        margin: losses up to this size do not count.
-
-    Raises:
-        ValueError: there are no clients, the two do not name the same ones, or a value is not finite.
-    """
+    """Clients whose value is below the reference's by more than a margin."""
     if not values or values.keys() != reference.keys():
         raise ValueError(
             f"values and reference must name the same clients, got {sorted(values)} and {sorted(reference)}"

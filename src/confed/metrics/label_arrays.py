@@ -15,11 +15,7 @@ BLOCK = 1 << 22
 def arrays(
     scores: Array, truth: Array, mask: Array | None, dimensions: int = 2
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """All three as NumPy arrays of one shape, without copies where possible.
-
-    Raises:
-        ValueError: the shapes differ, have another number of dimensions, or are empty.
-    """
+    """All three as NumPy arrays of one shape, without copies where possible."""
     first, second = _array(scores), _array(truth)
     third = None if mask is None else _array(mask)
     if first.ndim != dimensions or not first.shape[-1]:

@@ -24,19 +24,7 @@ _AT_ONCE = 1 << 22  # draws held at a time: 16 MiB
 
 
 def draws(examples: int, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Float32[np.ndarray, "{examples} _"]]:
-    """Bootstrap counts of each example, in blocks of resamples.
-
-    Args:
-        examples: N, their number.
-        resamples: number of resamples.
-        seed: the draws are a function of it and of both numbers.
-
-    Yields:
-        float32, shape (N, block): a column is a resample and sums to N.
-
-    Raises:
-        ValueError: there is no example or no resample.
-    """
+    """Bootstrap counts of each example, in blocks of resamples."""
     if examples < 1 or resamples < 1:
         raise ValueError(f"at least one example and one resample are needed, got {examples} and {resamples}")
     rng = np.random.default_rng(seed)
@@ -56,20 +44,7 @@ def resampled_class_precision(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Float64[np.ndarray, "{resamples}"]:
-    """Mean over classes of average precision (C-AP), of every resample.
-
-    Different shapes, and scores that are NaN, are a ValueError.
-
-    Args:
-        scores: shape (N, C); any real scores, larger for likelier entries.
-        truth: positive where not 0, shape (N, C).
-        undefined: whether a class without positives among the N examples counts as 0 or is left out.
-        resamples: number of resamples R.
-        seed: of the draws.
-
-    Returns:
-        float64, shape (R,).
-    """
+    """Mean over classes of average precision (C-AP), of every resample."""
     positive = _checked(scores, truth)
     classes = np.flatnonzero(positive.any(0))
     ranks = [_Ranks(scores[:, c], positive[:, c]) for c in classes]
@@ -90,20 +65,7 @@ def resampled_overall_f1(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Float64[np.ndarray, "{resamples}"]:
-    """F1 over all entries (O-F1), of every resample.
-
-    Different shapes, and scores that are NaN, are a ValueError.
-
-    Args:
-        scores: shape (N, C).
-        truth: positive where not 0, shape (N, C).
-        threshold: an entry is predicted where its score is at least this.
-        resamples: number of resamples R.
-        seed: of the draws.
-
-    Returns:
-        float64, shape (R,); 0 where nothing is predicted or positive.
-    """
+    """F1 over all entries (O-F1), of every resample."""
     positive = _checked(scores, truth)
     predicted = scores >= threshold
     hits, either = (predicted & positive).sum(1), predicted.sum(1) + positive.sum(1)

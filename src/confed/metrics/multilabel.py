@@ -73,10 +73,7 @@ class LabelCounts:
         return ratio(2 * self.true_positives, self.predicted + self.positives)
 
     def summary(self, undefined: Undefined = "zero") -> dict[str, float]:
-        """``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R`` and ``O-F1``; what has nothing to count is 0.
-
-        An unknown ``undefined`` is a ValueError.
-        """
+        """``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R`` and ``O-F1``; what has nothing to count is 0."""
         per_class = [mean_over_classes(values, self.positives, undefined) for values in (self.precision, self.recall)]
         hits = self.true_positives.sum()
         overall = [float(ratio(hits, counts.sum())) for counts in (self.predicted, self.positives)]
@@ -90,19 +87,7 @@ class LabelCounts:
 def mean_over_classes(
     values: Float[np.ndarray, "C"], positives: Integer[np.ndarray, "C"], undefined: Undefined = "zero"
 ) -> float:
-    """Mean over classes of one value per class.
-
-    Args:
-        values: shape (C,); where a class has no positives, anything, NaN included.
-        positives: number of positives of each class, shape (C,).
-        undefined: whether a class without positives counts as 0 or is left out.
-
-    Returns:
-        The mean; 0 where no class is left.
-
-    Raises:
-        ValueError: ``undefined`` is unknown.
-    """
+    """Mean over classes of one value per class."""
     if undefined not in get_args(Undefined):
         raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {undefined!r}")
     if undefined == "omit":
@@ -120,19 +105,10 @@ def label_counts(
     top: int | None = None,
     strict: bool = False,
 ) -> LabelCounts:
-    """Counts of predictions at a threshold.
+    """Counts of predictions at a threshold; with ``strict`` only above it, as FLAIR's benchmark has it.
 
-    Args:
-        probabilities: shape (N, C); any scores, if the threshold fits them.
-        truth: positive where not 0, shape (N, C).
-        mask: entries that count, shape (N, C); all where None.
-        threshold: an entry is predicted where its probability is at least this.
-        top: if given, an entry must also be among its example's ``top`` largest probabilities, all that tie with the
-            last of them included (the top-3 metrics of COCO and Visual Genome); among entries that count.
-        strict: predict only above the threshold, as FLAIR's benchmark does.
-
-    Raises:
-        ValueError: a shape is wrong, a probability is NaN, or ``top`` is below 1.
+    With ``top`` an entry must also be among its example's largest probabilities, all that tie with the last of them
+    included (the top-3 metrics of COCO and Visual Genome).
     """
     scores, positive, counted = arrays(probabilities, truth, mask)
     n, c = scores.shape
@@ -156,18 +132,7 @@ def label_counts(
 def class_average_precision(
     scores: Shaped[Array, "N C"], truth: Shaped[Array, "N C"], mask: Shaped[Array, "N C"] | None = None
 ) -> Float64[np.ndarray, "C"]:
-    """Average precision (AP) of every class.
-
-    Wrong shapes, and scores that are NaN, are a ValueError.
-
-    Args:
-        scores: shape (N, C).
-        truth: positive where not 0, shape (N, C).
-        mask: entries that count, shape (N, C); all where None.
-
-    Returns:
-        float64, shape (C,); NaN for a class without positives among the entries that count.
-    """
+    """Average precision (AP) of every class; NaN for one without positives among the entries that count."""
     values, positive, counted = arrays(scores, truth, mask)
     n, c = values.shape
     result = np.empty(c)
@@ -187,8 +152,6 @@ def overall_average_precision(
     """Average precision (AP) of all entries as one class; otherwise as :func:`class_average_precision`.
 
     Exact: all scores are sorted once, in a copy of their own size. 0 without positives.
-
-    Wrong shapes, and scores that are NaN, are a ValueError.
     """
     values, positive, counted = arrays(scores, truth, mask)
     flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
@@ -213,16 +176,6 @@ def multilabel_metrics(
     FedLGT's released evaluation is ``undefined="zero"`` without a mask. Where it knows some labels it takes the mean AP
     over the classes that have positives among the unknown entries (``undefined="omit"`` with a mask) but everything
     else over all entries; here the mask holds for all eight.
-
-    Arguments that :func:`label_counts` refuses, and an unknown ``undefined``, are a ValueError.
-
-    Args:
-        probabilities: shape (N, C).
-        truth: positive where not 0, shape (N, C).
-        mask: entries that count, shape (N, C); all where None.
-        threshold: see :func:`label_counts`.
-        top: see :func:`label_counts`; AP does not depend on it.
-        undefined: what becomes of classes without positives.
     """
     counts = label_counts(probabilities, truth, mask, threshold=threshold, top=top)
     values = counts.summary(undefined)

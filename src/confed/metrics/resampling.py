@@ -44,17 +44,7 @@ class Bootstrap:
 def bootstrap_of(
     difference: float, resampled: Float[np.ndarray, "resamples"], n: int, confidence: float = 0.95
 ) -> Bootstrap:
-    """Interval and p-value from differences that were resampled elsewhere, of any statistic.
-
-    Args:
-        difference: what was observed.
-        resampled: the difference in every resample, shape (R,).
-        n: number of pairs that were drawn.
-        confidence: coverage of the interval.
-
-    Raises:
-        ValueError: no resample, or a confidence outside (0, 1).
-    """
+    """Interval and p-value from differences that were resampled elsewhere, of any statistic."""
     check_confidence(confidence)
     if not len(resampled):
         raise ValueError("resampled must hold at least 1 difference, got none")

@@ -9,10 +9,6 @@ def ranks_of_relevant(scores: Float[Tensor, "Q N"], relevant: Bool[Tensor, "Q N"
     """Rank of each query's best relevant item, from 1; a query's recall at k is whether this is at most k.
 
     Irrelevant items with an equal score are in front of it, so that a model that tells nothing apart finds nothing.
-
-    Args:
-        scores: of N items for Q queries.
-        relevant: which items answer a query. Of a query without any the rank is infinite.
     """
     best = scores.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True)
     ahead = ((scores >= best) & ~relevant).sum(1).to(scores.dtype)

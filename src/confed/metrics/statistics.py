@@ -106,19 +106,13 @@ class Holm:
 
 
 def mean(values: Sample) -> SampleMean:
-    """Mean and standard deviation of a sample.
-
-    A sample that is empty or not finite is a ValueError.
-    """
+    """Mean and standard deviation of a sample."""
     x = _sample("values", values, least=1)
     return SampleMean(float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else math.nan, len(x))
 
 
 def mean_sd(values: Sample) -> tuple[float, float]:
-    """Mean and standard deviation of a sample as figures show them: of a single value the latter is 0.
-
-    A sample that is empty or not finite is a ValueError.
-    """
+    """Mean and standard deviation of a sample as figures show them: of a single value the latter is 0."""
     average = mean(values)
     return average.mean, average.sd if average.n > 1 else 0.0
 
@@ -128,8 +122,6 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
 
     Equal differences have no spread, such as between two methods without anything random: the interval is then a point,
     and there is neither a statistic nor a p-value.
-
-    Fewer than two pairs, unequal sizes, and a confidence outside (0, 1) are a ValueError.
     """
     from scipy import stats
 
@@ -150,8 +142,6 @@ def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:
     """Wilcoxon's signed-rank test of a - b; zero differences are dropped and ties share their mean rank.
 
     Up to 50 differences the p-value is exact, also with ties; beyond, it is the normal approximation.
-
-    No pairs, and unequal sizes, are a ValueError.
     """
     from scipy import stats
 
@@ -173,9 +163,6 @@ def smallest_p(n: int) -> float:
     """The least two-sided p-value that a test of signs or signed ranks can give: 2^(1 - n), at most 1.
 
     Five seeds give 0.0625 at best, so Wilcoxon's test cannot reach 0.05 with fewer than six.
-
-    Args:
-        n: number of non-zero differences, or of discordant examples.
     """
     return min(1.0, 2.0 ** (1 - n))
 
@@ -185,12 +172,6 @@ def detectable(sd: float, n: int, power: float = 0.8, level: float = 0.05) -> fl
 
     From the noncentral t distribution (Cohen, "Statistical Power Analysis", 1988, section 2.3, for pairs): 3.26
     standard deviations with three pairs, 1.68 with five.
-
-    Args:
-        sd: standard deviation of the differences.
-        n: number of pairs, at least 2.
-        power: chance to find the difference.
-        level: of the two-sided test.
     """
     from scipy import optimize, special, stats
 
@@ -207,14 +188,7 @@ def detectable(sd: float, n: int, power: float = 0.8, level: float = 0.05) -> fl
 def holm(p: Mapping[str, float], alpha: float = 0.05, tests: int = 0) -> Holm:
     """Holm's correction (1979): the i-th smallest of m p-values is multiplied by m - i + 1, monotonically.
 
-    Args:
-        p: test -> p-value.
-        alpha: family-wise error rate.
-        tests: m, how many tests could have been made; those without a p-value count as if theirs was 1. By default as
-            many as there are p-values.
-
-    Raises:
-        ValueError: a p-value is not in [0, 1].
+    ``tests`` is m where more could have been made than have p-values; theirs count as 1.
     """
     for name, value in p.items():
         if not 0 <= value <= 1:
@@ -238,11 +212,7 @@ def _sample(name: str, values: Sample, least: int) -> np.ndarray:
 
 
 def differences(a: Sample, b: Sample, least: int) -> np.ndarray:
-    """The paired differences a - b, to 12 decimals: what is equal on paper, such as .9 - .6 and .6 - .3, is equal here.
-
-    Raises:
-        ValueError: fewer pairs than ``least``, unequal sizes, or a value that is not finite.
-    """
+    """The paired differences a - b, to 12 decimals, so that what is equal on paper, such as .9 - .6 and .6 - .3, is."""
     x, y = _sample("a", a, least), _sample("b", b, least)
     if len(x) != len(y):
         raise ValueError(f"a and b must be paired, got {len(x)} and {len(y)} values")
@@ -260,11 +230,7 @@ def _share_of_signs(ranks: np.ndarray, statistic: float) -> float:
 
 
 def check_confidence(confidence: float) -> None:
-    """Check that a coverage is inside (0, 1).
-
-    Raises:
-        ValueError: it is outside.
-    """
+    """Check that a coverage is inside (0, 1)."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
 
@@ -293,9 +259,6 @@ def unpaired_t(a: Sample, b: Sample) -> UnpairedT:
     """Two-sample t-test with pooled variance; with equal sizes its t is also Welch's.
 
     Samples without any spread give a p of 0, or 1 if their means are equal.
-
-    Raises:
-        ValueError: fewer than two values in a sample, or a value that is not finite.
     """
     from scipy import stats
 

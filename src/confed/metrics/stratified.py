@@ -104,17 +104,8 @@ def flip_interval(
 ) -> Interval | None:
     """Confidence interval of D by inverting the sign-flip test.
 
-    Arguments that :func:`sign_flip` refuses, and a confidence outside (0, 1), are a ValueError.
-
-    Args:
-        strata: as for :func:`sign_flip`.
-        seed: random signs are a function of it.
-        resamples: number of random signs; fewer with very many places.
-        confidence: coverage of the interval.
-
-    Returns:
-        None where it would cover less than it says: with a place of fewer than :data:`LEAST_EXAMPLES`, with so few in
-        all that no signs reach the level (six do for 95 %), or without any difference.
+    None where it would cover less than it says: with a place of fewer than :data:`LEAST_EXAMPLES`, with so few in all
+    that no signs reach the level (six do for 95 %), or without any difference.
     """
     check_confidence(confidence)
     parts = np.concatenate(_parts(strata))
@@ -151,11 +142,6 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
 
     No place or no example, other numbers of seeds, an infinite value, and a place of which a seed has no example, are a
     ValueError.
-
-    Args:
-        strata: K places; examples in columns, seeds in rows, as many for each place. Seeds are averaged.
-        seed: random signs are a function of it.
-        resamples: number of random signs; fewer with very many places.
     """
     parts = _parts(strata)
     # Examples of places with equally many may share a size.

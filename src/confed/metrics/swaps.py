@@ -48,17 +48,7 @@ class Swap:
 def swap_test(
     places: Sequence[Sequence[Kept]], combine: Callable[[np.ndarray], float], seed: int = 0, draws: int = DRAWS
 ) -> Swap:
-    """The test of a mean over places.
-
-    Args:
-        places: for each place, what was kept in each seed.
-        combine: what was kept of a place's examples -> its value.
-        seed: of the random exchanges.
-        draws: number of random exchanges.
-
-    Raises:
-        ValueError: no place, or a place without examples.
-    """
+    """The test of a mean over places."""
     if not places or not all(len(names) for _, _, names in chain.from_iterable(places)):
         raise ValueError("every place must have test examples, and there must be a place")
     rng = np.random.default_rng(seed)

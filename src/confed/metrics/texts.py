@@ -19,11 +19,6 @@ def anls(written: str, references: Sequence[str], threshold: float = 0.5) -> flo
 
     d is the number of edits divided by the length of the longer text; case and surrounding spaces do not count.
 
-    Args:
-        written: the model's answer.
-        references: right answers.
-        threshold: from which distance on an answer is simply wrong.
-
     Raises ``ValueError``: no reference.
     """
     _some(references)
@@ -35,10 +30,6 @@ def token_f1(written: str, references: Sequence[str]) -> float:
     """F1 of the words of one answer: max over references of the harmonic mean of precision and recall.
 
     Where the answer or a reference has no words, 1 if neither has any and else 0.
-
-    Args:
-        written: the model's answer.
-        references: right answers.
 
     Raises ``ValueError``: no reference.
     """

@@ -75,20 +75,8 @@ def vqa_accuracy(prediction: str, annotations: Sequence[str], variant: Variant =
     """Agreement with human annotators (ten in VQA), each of whom is left out once.
 
     For each annotator: ``min(1, matches among the others / 3)``; the mean over the annotators. With ten, the
-    values are 0, 0.3, 0.6, 0.9 and 1 for 0, 1, 2, 3 and more matches.
-
-    Args:
-        prediction: the model's answer.
-        annotations: one answer per annotator.
-        variant: ``official`` normalises the prediction and the annotations only if these are not all the same
-            string once line breaks and tabs are spaces and the ends are stripped; ``always`` normalises both in
-            every case.
-
-    Returns:
-        A fraction in [0, 1].
-
-    Raises:
-        ValueError: there are no annotations, or the variant is unknown.
+    values are 0, 0.3, 0.6, 0.9 and 1 for 0, 1, 2, 3 and more matches. "official" normalises the prediction and the
+    annotations only if these are not all the same string once stripped, "always" in every case.
     """
     if not annotations:
         raise ValueError("annotations must hold at least one answer, got none")
@@ -109,18 +97,7 @@ def _stripped(answer: str) -> str:
 
 
 def soft_targets(counts: Int[Tensor, "B C"], annotators: int = 10) -> Float32[Tensor, "B C"]:
-    """Training targets that equal each answer's VQA accuracy.
-
-    Args:
-        counts: annotators who gave each answer, shape (B, C).
-        annotators: how many were asked.
-
-    Returns:
-        Scores in [0, 1], float32, shape (B, C).
-
-    Raises:
-        ValueError: a count is outside [0, annotators].
-    """
+    """Training targets that equal each answer's VQA accuracy."""
     table = torch.tensor([_leave_one_out(n, annotators) for n in range(annotators + 1)], device=counts.device)
     outside = counts[(counts < 0) | (counts > annotators)]
     if len(outside):

@@ -122,7 +122,7 @@ class CaptionWriter(ModalTransformer):
       and 0 behind it.
 
     Features (B, d_model) are the means of the last states of what was read. Batches are those of
-    :mod:`confed.data.caption_tables`: documents have ``before_text`` and ``before_text_mask`` (B, P, L),
+    :mod:`confed.data.table`: documents have ``before_text`` and ``before_text_mask`` (B, P, L),
     ``before_shown`` (B, P) and ``before_image`` (B, P, 3, H, W) besides; mixed ones have up to three sets of keys.
     Positions are those within a picture or a text; the order of a document's turns shows in who sees whom.
 

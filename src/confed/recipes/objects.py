@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from confed.data.examples import FederatedDataset
-from confed.data.labelled import LabelDataset
+from confed.data.examples import FederatedDataset, kind_made
 from confed.data.tables import Tables, is_table, tables_of
+from confed.data.targets import FITTING_TASK
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.model_contract import check_model_kept
@@ -41,7 +41,7 @@ def session_name(section: str, value: Any) -> str:
         check_model_kept(type(value).__name__, value)
         name = f"{SESSION}{type(value).__name__}@{digest_of((str(value), named_tensors(value)))}"
         NAMED[section].add(name, _model(value))
-    elif isinstance(value, FederatedDataset | LabelDataset):
+    elif isinstance(value, FederatedDataset):
         name = f"{SESSION}{value.name}@{digest_of(value)}"
         NAMED[section].add(name, lambda: value)
     elif is_table(value):
@@ -180,7 +180,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     kinds = {
         "algorithm": "an Algorithm",
         "model": "a torch.nn.Module",
-        "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset",
+        "data": "a FederatedDataset, DataFrame or Dataset",
     }
     raise ValueError(
         f"{section} must be a name, a mapping with 'name', a function or class, or "
@@ -191,20 +191,15 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
 def _task_of(data: Any, name: str) -> str:
     """The task that fits data: theirs, as far as the object, or what its function says to return, tells."""
     if isinstance(data, FederatedDataset):
-        if data.captioned:
-            return "captioning"
-        return "chat" if data.conversed else "vqa"
-    labelled = isinstance(data, LabelDataset)
-    if not labelled and name:
-        labelled = signature(NAMED["data"][name]).return_annotation is LabelDataset
-    return "multilabel" if labelled else "vqa"
+        return FITTING_TASK[data.kind]
+    return FITTING_TASK[kind_made(NAMED["data"][name])] if name else "vqa"
 
 
 def _is_object(section: str, value: Any) -> bool:
     """Whether a value is the model or the data themselves, which only this session has."""
     if section == "model":
         return isinstance(value, nn.Module)
-    return section == "data" and (isinstance(value, FederatedDataset | LabelDataset) or is_table(value))
+    return section == "data" and (isinstance(value, FederatedDataset) or is_table(value))
 
 
 def _is_constructor(section: str, value: Any) -> bool:

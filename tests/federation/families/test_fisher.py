@@ -46,7 +46,7 @@ def test_the_mean_is_the_quotient_of_the_sums() -> None:
     assert not np.allclose(found.numpy(), np.average(values, axis=0, weights=weights), atol=0.01)
 
 
-def test_values_without_information_are_plain_means_and_equal_ones_stay() -> None:
+def test_values_without_information_are_plain_means() -> None:
     mean = FisherMean()
     for value, weight in ((1.0, 1.0), (4.0, 2.0)):
         mean.add({"a": torch.full((2,), value)}, {"a": torch.zeros(2)}, weight)
@@ -76,7 +76,7 @@ def test_counters_and_statistics_have_no_information() -> None:
     assert informed(tensors, ("*.added",)) == ["w"]
 
 
-def test_information_is_the_mean_of_squared_gradients_of_single_examples() -> None:
+def test_information_is_the_mean_squared_gradient() -> None:
     method = FedPEFT(aggregation="fisher", fisher_examples=1000)
     setup = toy_setup(method, local=SGD, rounds=1, noisy=False)
     executor = Recording(setup)

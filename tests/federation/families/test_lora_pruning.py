@@ -7,7 +7,7 @@ import torch
 from confed.federation.families.lora import tail_product
 
 
-def test_the_tail_is_a_product_of_norms_and_its_gradient_is_finite_at_zero() -> None:
+def test_the_tail_is_a_product_of_norms() -> None:
     rng = torch.Generator().manual_seed(0)
     a = torch.randn(3, 5, generator=rng, dtype=torch.float64, requires_grad=True)
     b = torch.randn(6, 3, generator=rng, dtype=torch.float64)

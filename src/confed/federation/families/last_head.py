@@ -96,11 +96,6 @@ def train_head(method: Algorithm, client: Client, message: Message) -> Message:
     """Training of what is private by the task's loss, what is shared being held; the client keeps both.
 
     The client's personal model is then the one that it deploys. Only the loss is sent.
-
-    Args:
-        method: whose task loss it is.
-        client: who.
-        message: the final shared values, and ``epochs``.
     """
     client.load(message.tensors)
     with held(client, Scope.SHARED):

@@ -189,13 +189,7 @@ _linalg: Any = torch.linalg  # its functions have no types
 
 
 def tail_product(a: Tensor, b: Tensor, rank: int) -> Tensor:
-    """||B[:, rank:]||_F ||A[rank:, :]||_F, with a gradient; 0 where nothing is beyond.
-
-    Args:
-        a: A (r, n).
-        b: B (m, r).
-        rank: j.
-    """
+    """||B[:, rank:]||_F ||A[rank:, :]||_F, with a gradient; 0 where nothing is beyond."""
     return _linalg.vector_norm(b[:, rank:]) * _linalg.vector_norm(a[rank:])
 
 

@@ -95,13 +95,7 @@ def meta_gradient(
 
 
 def adapt(client: Client, alpha: float, steps: int) -> float:
-    """Plain gradient steps on the client's own examples, in the workspace; the mean of their losses.
-
-    Args:
-        client: a client whose workspace is filled.
-        alpha: the rate.
-        steps: how many, each on another batch.
-    """
+    """Plain gradient steps on the client's own examples, in the workspace; the mean of their losses."""
     live = trained(client)
     if not live or not steps:
         return 0.0
@@ -117,14 +111,7 @@ def adapt(client: Client, alpha: float, steps: int) -> float:
 
 
 def keep_adapted(client: Client, shared: Params, alpha: float, steps: int) -> Message:
-    """What a client does when it is asked to adapt: :func:`adapt`, and it keeps the result; only the loss is sent.
-
-    Args:
-        client: who.
-        shared: the values from which it starts.
-        alpha: the rate.
-        steps: how many.
-    """
+    """What a client does when it is asked to adapt: :func:`adapt`, and it keeps the result; only the loss is sent."""
     client.load(shared)
     loss = adapt(client, alpha, steps)
     client.keep_personal = True

@@ -80,13 +80,7 @@ class PromptPass(NamedTuple):
 
 
 def prompt_pass(model: nn.Module, batch: Batch, context: Tensor) -> PromptPass:
-    """Scores of a batch with some context: one pass of the text encoder for all classes that are offered.
-
-    Args:
-        model: a :class:`ClassifiesByTexts`.
-        batch: B examples.
-        context: in front of the names, (M, d).
-    """
+    """Scores of a batch with some context: one pass of the text encoder for all classes that are offered."""
     reads = as_classifier(model)
     features = reads.image_features(batch)
     classes = classes_of(batch, reads.class_count).to(features.device)
@@ -103,10 +97,6 @@ def as_classifier(model: nn.Module) -> ClassifiesByTexts:
 def learned_context(model: nn.Module, method: str) -> ClassifiesByTexts:
     """The model as one with learned context.
 
-    Args:
-        model: the model.
-        method: who needs it, for the message.
-
     Raises:
         ValueError: it does not classify by texts, or learns no context.
     """
@@ -120,12 +110,7 @@ def learned_context(model: nn.Module, method: str) -> ClassifiesByTexts:
 
 
 def classes_of(batch: Batch, count: int) -> Tensor:
-    """Positions of the classes that any example of a batch is offered, all C without that column, int64 (K,).
-
-    Args:
-        batch: may have ``offered``, bool (B, C).
-        count: C.
-    """
+    """Positions of the classes that any example of a batch is offered, all C without that column, int64 (K,)."""
     if OFFERED in batch:
         return batch[OFFERED].any(dim=0).nonzero()[:, 0]
     device = next(iter(batch.values())).device
@@ -133,14 +118,7 @@ def classes_of(batch: Batch, count: int) -> Tensor:
 
 
 def scores_of(scores: Tensor, classes: Tensor, batch: Batch, count: int) -> Tensor:
-    """Scores of all classes, (B, C), from those of some; the others cannot win.
-
-    Args:
-        scores: (B, K).
-        classes: which they are of, (K,).
-        batch: may have ``offered``.
-        count: C.
-    """
+    """Scores of all classes, (B, C), from those of some; the others cannot win."""
     if len(classes) == count:
         return among_offered(scores, batch)
     whole = scores.new_zeros(len(scores), count)

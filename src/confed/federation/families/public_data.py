@@ -26,12 +26,7 @@ class UsesPublicData(Protocol):
         ...
 
     def with_public_data(self, examples: int, answers: int) -> Self:
-        """The method, told the size of the public data; called once per run, before training.
-
-        Args:
-            examples: number of public examples.
-            answers: scores that a model gives each.
-        """
+        """The method, told the size of the public data; called once per run, before training."""
         ...
 
 
