@@ -176,7 +176,7 @@ def _mini(
     """
     from transformers import BertConfig, BertModel
 
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
     body = vilt_body(
         None, vocab_size, max_length, dropout, seed, num_hidden_layers=3, image_size=64, patch_size=16, **sizes
     )  # fmt: skip

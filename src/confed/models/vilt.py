@@ -365,7 +365,7 @@ def vilt_body(
     """ViLT from a checkpoint, or with random weights."""
     from transformers import ViltConfig, ViltModel
 
-    texts = {"vocab_size": vocab_size, "max_position_embeddings": max_length}
+    texts: dict[str, Any] = {"vocab_size": vocab_size, "max_position_embeddings": max_length}
     body = body_of(ViltModel, ViltConfig, pretrained, seed, dropout, pooling=True, **texts, **sizes)
     check_vocabulary(body, pretrained, vocab_size)
     return body
