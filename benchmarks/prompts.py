@@ -25,8 +25,7 @@ from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator
 from confed.federation.state import MemoryStore
-from confed.models.clip.dual_encoder import DualEncoder
-from confed.models.clip.tiny import TEXT, VISION, tiny
+from confed.models.clip import TEXT, VISION, DualEncoder, tiny_encoder
 from confed.models.finetuning import USUAL, finetune
 from confed.models.pretrained import seeded
 from confed.tasks.vqa import VQA
@@ -61,8 +60,8 @@ def dual_encoder() -> DualEncoder:
     config = AutoConfig.for_model("clip", text_config=text, vision_config=VISION, projection_dim=FEATURES)
     rng = torch.Generator().manual_seed(0)
     model = DualEncoder(
-        seeded(0, lambda: AutoModel.from_config(config)), tiny("clip")[1], NAMES, templates=("a photo of a {}.",),
-        context=4, head="text", rng=rng,
+        seeded(0, lambda: AutoModel.from_config(config)), tiny_encoder("clip")[1], NAMES,
+        templates=("a photo of a {}.",), context=4, head="text", rng=rng,
     )  # fmt: skip
     finetune(model, "head", USUAL, model.places(), rng)
     return model

@@ -195,7 +195,7 @@ def test_federate_keeps_quantity_skew_under_the_cap(pool):
         ({"unseen": ("w",)}, "unseen must be distinct names out of x, y, z"),
         ({"unseen": "z"}, "unseen must be distinct names"),
         ({"unseen": ("x", "y", "z")}, "no training example is left"),
-        ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative"),
         ({"validation": -0.1}, "validation"),
     ],

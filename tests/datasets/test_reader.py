@@ -91,7 +91,8 @@ def test_what_is_read_is_shared_out_by_the_options(tmp_path: Path) -> None:
         ({"wanted": "odd"}, ValueError, "wanted must be one of all, even, got 'odd'"),
         ({"unseen": ("p9",)}, ValueError, "unseen must be distinct names out of p0, p1, p2"),
         ({"max_train": 0}, ValueError, "data.max_train must be at least 1, got 0"),
-        ({"seed": -1}, ValueError, "seed must not be negative, got -1"),
+        ({"max_train": True}, ValueError, "data.max_train must be a number, got true"),
+        ({"seed": -1}, ValueError, "data.seed must not be negative, got -1"),
         ({"clients": 3}, TypeError, r"squares\(\) got an unexpected keyword argument 'clients'"),
     ],
 )

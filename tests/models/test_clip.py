@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from confed.federation.families.prompts import CONTEXT
 from confed.federation.params import named_tensors
 from confed.models import create_model
-from confed.models.clip import _processor  # pyright: ignore[reportPrivateUsage]
-from confed.models.clip.tiny import FAMILIES
+from confed.models.clip import (
+    FAMILIES,
+    _processor,  # pyright: ignore[reportPrivateUsage]
+)
 
 NAMES = ("red dog", "cat", "blue_bus")
 PLAIN = ("red dog", "cat", "blue bus")

@@ -73,7 +73,7 @@ Turns = Literal["each", "last"]
 
 
 @dataclass(frozen=True)
-class ConversationOptions(Options):
+class ChatOptions(Options):
     """Options of how conversations are shared out, beside those of all datasets.
 
     Attributes:
@@ -117,7 +117,7 @@ def share_conversations(
     records: Sequence[ChatRecord],
     pictures: np.ndarray | Pictures,
     index: Mapping[str, int],
-    options: ConversationOptions,
+    options: ChatOptions,
     facts: Mapping[str, str],
     account: Account,
 ) -> FederatedDataset:

@@ -208,6 +208,18 @@ def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -
     return body
 
 
+def body_of(
+    kind: type[Body], config: type[Any], pretrained: Path | str | None, seed: int, dropout: float, *,
+    pooling: bool = False, **sizes: Any,
+) -> Body:  # fmt: skip
+    """A model of the library from a checkpoint, or of the given sizes with random weights."""
+    model: Any = kind
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if pretrained is not None:
+        return published(kind, pretrained, seed, add_pooling_layer=pooling, **drop)
+    return seeded(seed, lambda: model(config(**sizes, **drop), add_pooling_layer=pooling))
+
+
 def refuse_faults(faults: Sequence[str], what: str) -> None:
     """A ValueError that lists the first three of some faults."""
     if faults:

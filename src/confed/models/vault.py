@@ -22,9 +22,9 @@ from confed.models.finetuning import Places
 from confed.models.heads import count, views
 from confed.models.inputs import additive_mask
 from confed.models.passes import Step
-from confed.models.pretrained import published, seeded
+from confed.models.pretrained import body_of
 from confed.models.variants import variant
-from confed.models.vilt import Prefix, Vilt, b32_tokenizer, check_vocabulary, mini_tokenizer, published_body
+from confed.models.vilt import Prefix, Vilt, b32_tokenizer, check_vocabulary, mini_tokenizer, vilt_body
 
 if TYPE_CHECKING:
     from transformers import BertModel, ViltModel
@@ -174,14 +174,16 @@ def _mini(
         text_positions: add ViLT's text positions to BERT's output; the packaged weights have none.
         language_frozen: BERT never learns and has no adapters.
     """
-    from transformers import BertConfig, BertModel, ViltConfig, ViltModel
+    from transformers import BertConfig, BertModel
 
-    common: dict[str, Any] = {
-        "vocab_size": vocab_size, "max_position_embeddings": max_length, "hidden_size": 64, "num_attention_heads": 4,
-        "intermediate_size": 256, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
-    }  # fmt: skip
-    body = seeded(seed, lambda: ViltModel(ViltConfig(num_hidden_layers=3, image_size=64, patch_size=16, **common)))
-    language = seeded(seed, lambda: BertModel(BertConfig(num_hidden_layers=2, **common), add_pooling_layer=False))
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
+    body = vilt_body(
+        None, vocab_size, max_length, dropout, seed, num_hidden_layers=3, image_size=64, patch_size=16, **sizes
+    )  # fmt: skip
+    language = body_of(
+        BertModel, BertConfig, None, seed, dropout, vocab_size=vocab_size, max_position_embeddings=max_length,
+        num_hidden_layers=2, **sizes,
+    )  # fmt: skip
     return Vault(body, language, count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
 
 
@@ -213,14 +215,9 @@ def _b32(
     """
     from transformers import BertConfig, BertModel
 
-    body = published_body(vocab_size, pretrained, max_length, dropout, seed)
-    options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    if language is None:
-        plain = BertConfig(vocab_size=vocab_size, **options)
-        bert = seeded(seed, lambda: BertModel(plain, add_pooling_layer=False))
-    else:
-        bert = published(BertModel, language, seed, add_pooling_layer=False, **options)
-        check_vocabulary(bert, language, vocab_size)
+    body = vilt_body(pretrained, vocab_size, max_length, dropout, seed)
+    bert = body_of(BertModel, BertConfig, language, seed, dropout, vocab_size=vocab_size)
+    check_vocabulary(bert, language, vocab_size)
     return Vault(
         body, bert, count(answers), rng, image_size=image_size, text_positions=text_positions,
         language_frozen=language_frozen,

@@ -27,7 +27,7 @@ from confed.models.finetuning import Places
 from confed.models.heads import COUNT, Heads, answer_head, check_heads, count, score, task_head, views
 from confed.models.inputs import additive_mask, checked_image, checked_text, patch_tokens
 from confed.models.passes import BlockChain, PatchGrid, Step, repeated
-from confed.models.pretrained import States, mini_words, published, seeded
+from confed.models.pretrained import States, body_of, mini_words
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
 
@@ -319,10 +319,9 @@ def small(
         image_size: pixels per side.
         patch: pixels per side of a patch.
     """
-    body = _body(
-        seed, vocab_size=vocab_size, max_position_embeddings=max_length, hidden_size=width, num_hidden_layers=layers,
+    body = vilt_body(
+        None, vocab_size, max_length, dropout, seed, hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=attention_heads, intermediate_size=4 * width, image_size=image_size, patch_size=patch,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     return Vilt(body, count(answers), rng)
 
@@ -360,16 +359,14 @@ vilt_mlm_middle = variant(
 )  # fmt: skip
 
 
-def published_body(
-    vocab_size: int, pretrained: Path | str | None, max_length: int, dropout: float, seed: int
+def vilt_body(
+    pretrained: Path | str | None, vocab_size: int, max_length: int, dropout: float, seed: int, **sizes: Any
 ) -> "ViltModel":
-    """ViLT-B/32, from a checkpoint or with random weights."""
-    from transformers import ViltModel
+    """ViLT from a checkpoint, or with random weights."""
+    from transformers import ViltConfig, ViltModel
 
-    options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    if pretrained is None:
-        return _body(seed, vocab_size=vocab_size, max_position_embeddings=max_length, **options)
-    body = published(ViltModel, pretrained, seed, **options)
+    texts: dict[str, Any] = {"vocab_size": vocab_size, "max_position_embeddings": max_length}
+    body = body_of(ViltModel, ViltConfig, pretrained, seed, dropout, pooling=True, **texts, **sizes)
     check_vocabulary(body, pretrained, vocab_size)
     return body
 
@@ -400,7 +397,7 @@ def _b32(
             the configuration's.
         max_length: text positions of a model with random weights.
     """
-    body = published_body(vocab_size, pretrained, max_length, dropout, seed)
+    body = vilt_body(pretrained, vocab_size, max_length, dropout, seed)
     return Vilt(body, count(answers), rng, image_size)
 
 
@@ -409,9 +406,3 @@ vilt_b32 = variant(
     "answers vocab_size pretrained image_size max_length dropout trainable peft heads seed",
     spec=ModelSpec(tokenizer=b32_tokenizer), vocab_size=30522, pretrained=None, max_length=40,
 )  # fmt: skip
-
-
-def _body(seed: int, **sizes: Any) -> "ViltModel":
-    from transformers import ViltConfig, ViltModel
-
-    return seeded(seed, lambda: ViltModel(ViltConfig(**sizes)))

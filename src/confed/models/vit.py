@@ -22,7 +22,7 @@ from confed.models.heads import COUNT, count
 from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
 from confed.models.passes import BlockChain, PatchGrid, Step, repeated
-from confed.models.pretrained import States, published, seeded
+from confed.models.pretrained import States, body_of
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
 
@@ -102,11 +102,11 @@ class Vit(PatchGrid, BlockChain):
 def _mini(answers: Sequence[str] | int, *, dropout: float, seed: int, rng: torch.Generator) -> Vit:
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256, image_size=64, patch_size=8,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    body = body_of(
+        ViTModel, ViTConfig, None, seed, dropout, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
+        intermediate_size=256, image_size=64, patch_size=8,
     )  # fmt: skip
-    return Vit(seeded(seed, lambda: ViTModel(config, add_pooling_layer=False)), count(answers), rng)
+    return Vit(body, count(answers), rng)
 
 
 def _b16(
@@ -129,12 +129,7 @@ def _b16(
     """
     from transformers import ViTConfig, ViTModel
 
-    options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    if pretrained is None:
-        body = seeded(seed, lambda: ViTModel(ViTConfig(**options), add_pooling_layer=False))
-    else:
-        body = published(ViTModel, pretrained, seed, add_pooling_layer=False, **options)
-    return Vit(body, count(answers), rng, image_size)
+    return Vit(body_of(ViTModel, ViTConfig, pretrained, seed, dropout), count(answers), rng, image_size)
 
 
 # What is asked of a dataset's pictures is not read, but batches have it.

@@ -1,4 +1,4 @@
-"""Dual encoder of ``transformers`` as a classifier: pictures against class names, learned context, or a linear head.
+"""Dual encoders of ``transformers`` as classifiers: pictures against class names, learned context, or a linear head.
 
 Radford et al., "Learning transferable visual models from natural language supervision", ICML 2021; Zhou et al., CoOp,
 IJCV 2022. The library's own towers compute everything. Its text models take no embeddings in place of tokens, so
@@ -9,11 +9,15 @@ Lu et al., "FedCLIP: Fast generalization and personalization for CLIP in federat
 Bulletin 2023 (arXiv 2302.13485): attention over features. Gao et al., "CLIP-Adapter: Better vision-language models with
 feature adapters", IJCV 2024 (arXiv 2110.04544): a bottleneck, mixed with the features as they were. Both learn these
 layers alone, federated by whichever method.
+
+Nothing of ``transformers`` is imported before a model is made.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -24,12 +28,18 @@ from torch.nn import functional as F
 from confed.federation.actions import among_offered
 from confed.federation.families.prompts import classes_of, scores_of
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Finetunable, Places
-from confed.models.inputs import needed, processor_settings
+from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.hf.prompts import read_processor
+from confed.models.hf.tiny import CLIP_IMAGES, PATCH, PIXELS, SIGLIP_IMAGES, SQUARE, byte_tokens, images_of
+from confed.models.inputs import needed, picture_fit, picture_side, processor_settings
 from confed.models.layers import seeded_linear
 from confed.models.passes import Chain, Step
+from confed.models.pretrained import place_of, read_whole, reading, seeded
+from confed.models.tokenizer import WordTokenizer
+from confed.models.variants import variant
 
 
 def plain_names(answers: Sequence[str] | int) -> tuple[str, ...]:
@@ -467,3 +477,165 @@ def _length(config: Any, tokenizer: Any) -> int:
     """Most tokens of a text; RoBERTa's positions begin behind the padding's."""
     offset = config.pad_token_id + 1 if "altclip" in config.model_type else 0
     return min(config.max_position_embeddings - offset, tokenizer.model_max_length)
+
+
+# Small dual encoders of five families, with random weights: two layers of width 32, pictures of 32 x 32 pixels
+
+CLIP_OPTIONS = {"size": {"shortest_edge": PIXELS}, "crop_size": SQUARE}
+LENGTH = 64
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
+VOCABULARY = 256 + len(SPECIAL)
+COMMON: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+TEXT: Mapping[str, Any] = {
+    **COMMON, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "pad_token_id": 0, "bos_token_id": 2,
+    "eos_token_id": 3,
+}  # fmt: skip
+VISION: Mapping[str, Any] = {**COMMON, "image_size": PIXELS, "patch_size": PATCH}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's small model has beyond the common sizes."""
+
+    images: str = CLIP_IMAGES  # module and class of what prepares its pictures, within ``transformers.models``
+    image_options: Mapping[str, Any] = field(default_factory=lambda: CLIP_OPTIONS)  # keywords of that
+    begins: bool = True  # whether texts begin with a token of their own
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of its configuration
+    text: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the text tower's
+    vision: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the picture tower's
+
+
+class Processor:
+    """Pictures and texts of a small model, under the names that processors of ``transformers`` have for them."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+
+
+def tiny_encoder(family: str, seed: int = 0) -> tuple[nn.Module, Processor]:
+    """A family's small model with random weights, and its processor."""
+    from transformers import AutoConfig, AutoModel
+
+    if family not in FAMILIES:
+        raise ValueError(f"model.source = 'tiny:{family}': there are {', '.join(f'tiny:{name}' for name in FAMILIES)}")
+    made = FAMILIES[family]
+    config = AutoConfig.for_model(
+        family, text_config={**TEXT, **made.text}, vision_config={**VISION, **made.vision}, **made.config
+    )
+    processor = Processor(images_of(made.images, made.image_options), _tokenizer(made.begins))
+    return seeded(seed, lambda: AutoModel.from_config(config)), processor
+
+
+def _tokenizer(begins: bool) -> Any:
+    """Bytes as tokens behind the special ones."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = byte_tokens(SPECIAL, prefix_space=True)
+    ends = [(name, SPECIAL.index(name)) for name in ("<bos>", "<eos>")]
+    form = "<bos> $A <eos>" if begins else "$A <eos>"
+    made.post_processor = processors.TemplateProcessing(single=form, special_tokens=ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>" if begins else None,
+        eos_token="<eos>", padding_side="right", model_max_length=LENGTH,
+    )  # fmt: skip
+
+
+_SIGLIP_TEXT = {"bos_token_id": 1, "projection_size": 32}
+FAMILIES: Mapping[str, Family] = {
+    "clip": Family(config={"projection_dim": 24}),
+    "siglip": Family(SIGLIP_IMAGES, {"size": SQUARE}, begins=False, text=_SIGLIP_TEXT),
+    "siglip2": Family(
+        "siglip2.image_processing_pil_siglip2.Siglip2ImageProcessorPil",
+        {"patch_size": PATCH, "max_num_patches": (PIXELS // PATCH) ** 2},
+        begins=False, text=_SIGLIP_TEXT, vision={"num_patches": (PIXELS // PATCH) ** 2},
+    ),
+    "metaclip_2": Family(config={"projection_dim": 24}),
+    "altclip": Family(
+        config={"projection_dim": 24}, text={"project_dim": 32, "max_position_embeddings": LENGTH + 2},
+    ),
+}  # fmt: skip
+"""Family (``model_type`` of ``transformers``) -> what its small model needs."""
+
+
+# Dual encoders: from the hub, a folder, or small random ones ------------------------------------------------
+
+TINY = "tiny:"
+SOURCES = "a hub name owner/name, a folder, clip_mini, or tiny:FAMILY"
+
+
+def _clip(
+    answers: Sequence[str] | int,
+    *,
+    source: str = "clip_mini",
+    revision: str = "",
+    template: str = "a photo of a {}.",
+    templates: tuple[str, ...] = (),
+    context: str | int = "a photo of a",
+    head: Head = "text",
+    trainable: Trainable = "prompt",
+    peft: Finetuning = USUAL,
+    seed: int,
+    rng: torch.Generator,
+) -> DualEncoder:
+    """A dual encoder.
+
+    Options:
+        answers: the class names.
+        vocab_size: not used: the vocabulary is the model's.
+        source: a hub name ("openai/clip-vit-base-patch16"), a folder written by ``save_pretrained`` with its processor,
+            "clip_mini", which is in the package, or "tiny:FAMILY" for a small one with random weights, such as
+            "tiny:siglip".
+        revision: commit, tag or branch of the hub name.
+        template: handwritten prompt, ``{}`` for the class name.
+        templates: several of them, whose features are averaged, in place of ``template``.
+        context: with ``trainable = "prompt"``: the words that learned vectors start from, or how many random ones.
+        head: "text" scores classes by their prompts, "linear" by a linear layer on the picture's features; "attention"
+            (FedCLIP) and "adapter" (CLIP-Adapter) put layers on the picture's features, which texts then score. Layers
+            always learn.
+        trainable: "prompt" learns context vectors and nothing else (CoOp); "head" nothing but the head's layers, if
+            there are any; "lora", "ia3", "adapters", "bias", "top" and "all" a part of the towers, under handwritten
+            prompts.
+        max_length: of the questions, which are ignored.
+    """
+    learned = trainable == "prompt"
+    if learned and head != "text":
+        raise ValueError(f"model.trainable = 'prompt' has no effect with model.head = {head!r}: set it to 'head'")
+    model = DualEncoder(
+        _body(source, revision, seed), _processor(source, revision), plain_names(answers),
+        templates=templates or (template,), context=context if learned else None, head=head, rng=rng,
+    )  # fmt: skip
+    finetune(model, "head" if learned else trainable, peft, model.places(), rng)
+    return model
+
+
+# What is asked of a dataset's pictures is not read, but batches have it.
+clip = variant(
+    _clip, "clip",
+    "CLIP, SigLIP, SigLIP 2, MetaCLIP 2 or AltCLIP of ``transformers``; the classes are the answers of the data.",
+    "answers vocab_size source revision template templates context head trainable peft max_length seed",
+    spec=ModelSpec(tokenizer=WordTokenizer, picture_side=picture_side, picture_fit=picture_fit), vocab_size=0,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _processor(source: str, revision: str) -> Any:
+    if source.startswith(TINY):
+        return tiny_encoder(source.removeprefix(TINY))[1]
+    return read_processor(place_of(source, SOURCES), source, revision)
+
+
+def _body(source: str, revision: str, seed: int) -> Any:
+    """The library's model in fp32."""
+    if source.startswith(TINY):
+        return tiny_encoder(source.removeprefix(TINY), seed)[0]
+    from transformers import AutoConfig, AutoModel
+
+    options: dict[str, Any] = {"revision": revision} if revision else {}
+    with reading(source, "dual encoder"):
+        kind = AutoConfig.from_pretrained(place_of(source, SOURCES), trust_remote_code=False, **options).model_type
+        if kind not in FAMILIES:
+            raise ValueError(f"it is of the kind {kind!r}, and dual encoders are {', '.join(FAMILIES)}")
+    return read_whole(AutoModel, source, SOURCES, "dual encoder", dtype=torch.float32, **options)
