@@ -41,7 +41,7 @@ def scores() -> tuple[torch.Tensor, torch.Tensor]:
 def summary(probabilities: torch.Tensor, truth: torch.Tensor) -> dict[str, Any]:
     """What a run that has only the place "test" says of it."""
     from confed.algorithms.fedavg import FedAvg
-    from confed.data.labelled import LabelDataset
+    from confed.data.examples import FederatedDataset
     from confed.runs.evaluate import Examination
     from confed.runs.pooled_metrics import summarise_labels
     from confed.tasks.multilabel import Multilabel
@@ -49,7 +49,7 @@ def summary(probabilities: torch.Tensor, truth: torch.Tensor) -> dict[str, Any]:
     labels = tuple(map(str, range(CLASSES)))
     coarse = {label: f"group {number % COARSE}" for number, label in enumerate(labels)}
     setup: Any = SimpleNamespace(task=Multilabel(CLASSES), algorithm=FedAvg())
-    materials: Any = SimpleNamespace(dataset=LabelDataset("made up", labels, {}, {}, coarse=coarse))
+    materials: Any = SimpleNamespace(dataset=FederatedDataset("made up", labels, {}, {}, coarse=coarse))
     tensors = {"probabilities": probabilities, "labels": truth}
     examined = Examination({("unseen", "test", "test"): ({}, tensors)})
     return summarise_labels(setup, materials, examined)["unseen"]

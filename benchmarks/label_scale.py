@@ -72,7 +72,8 @@ class MadeUp:
 
 def many_users(*, users: int = USERS, seed: int = 0) -> Any:
     """As :func:`confed.datasets.flair.flair` makes them, from arrays instead of files; tests are of other people."""
-    from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+    from confed.data.examples import Examples, FederatedDataset, Split
+    from confed.data.lazy import Lazy
     from confed.data.ml_files.table import MultiLabelTable
     from confed.data.ragged import PackedTexts, Ragged, offsets_of
 
@@ -85,15 +86,16 @@ def many_users(*, users: int = USERS, seed: int = 0) -> Any:
     table = MultiLabelTable(labels, Ragged(numbers, offsets_of(lengths)), names, names, None, owners, ends)
     pictures = MadeUp(rows)
 
-    def examples(chosen: np.ndarray) -> LabelExamples:
-        return LabelExamples(table, pictures, chosen.astype(np.int64))
+    def examples(chosen: np.ndarray) -> Examples:
+        return Examples.labelled(table, pictures, chosen.astype(np.int64))
 
-    def split(user: str, own: np.ndarray) -> LabelSplit:
+    def split(user: str, own: np.ndarray) -> Split:
         del user
-        return LabelSplit(examples(own), examples(own[:0]), examples(own[:0]))
+        return Split(examples(own), examples(own[:0]), examples(own[:0]))
 
-    clients = lazy_clients(table.of_users(), split, np.full(users, EACH))
-    return LabelDataset("many_users", labels, clients, {"test": examples(np.arange(users * EACH, rows))})
+    own = table.of_users()
+    clients = Lazy(own, lambda user: split(user, own[user]), np.full(users, EACH))
+    return FederatedDataset("many_users", labels, clients, {"test": examples(np.arange(users * EACH, rows))})
 
 
 class Tiny(nn.Module):

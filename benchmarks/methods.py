@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from confed.data.examples import TableData
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.engines.local import InProcess, Members, Simulation, Workspace, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from confed.data.examples import TableData
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.engines.local import Setup, Simulation, Workspace, perform
 from confed.federation.messages import Call, Message
 from confed.federation.state import ClientState, MemoryStore

@@ -53,7 +53,7 @@ JOBS: tuple[Job, ...] = (
             _official("feddat_domain_official", _FEDDAT),
             # The schedule of the released code: a warm-up anew in every round over a horizon of 15 epochs.
             "compare --recipe feddat_domain_official --methods adapter,feddat,feddat_code --seeds 3 data.root=DATA "
-            "local.horizon=15 --out OUT/feddat_domain_released",
+            "local.schedule.horizon=15 --out OUT/feddat_domain_released",
             "gates OUT/feddat_domain_official",
         ),
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Capture, Patch, confed, refused
-from confed.recipes.run_section import RunSection
+from confed.recipes.run_section import KeptFeatures, RunSection
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
 
 
@@ -42,7 +42,7 @@ def test_a_machine_may_switch_keeping_off(
     machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("CONFED_FEATURES", machine)
-    settings = _features(RunSection(features=recipe))  # pyright: ignore[reportArgumentType]
+    settings = _features(RunSection(features=KeptFeatures(recipe)))  # pyright: ignore[reportArgumentType]
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")

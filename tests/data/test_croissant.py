@@ -98,7 +98,7 @@ def test_labels_and_kinds_of_pictures(tmp_path: Path) -> None:
     write_croissant(dataset, tmp_path / "a")
     rows = rows_of(tmp_path / "a")
     first = dataset.clients["u0"].train
-    assert json.loads(rows[0]["labels"]) == list(first.table.labels_of(int(first.rows[0])))
+    assert json.loads(rows[0]["labels"]) == list(first.labels.table.labels_of(int(first.image_index[0])))
     assert {row["type"] for row in rows} == {"pen", "ink"}
     assert "question" not in rows[0]
 

@@ -8,17 +8,21 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, SparseLabels, encode_labels, pool_labels
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+from confed.data.examples import Examples, FederatedDataset, Split, TableData
+from confed.data.lazy import Lazy, changed, known_sizes, without
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ragged import Ragged
+from confed.data.table import concatenate_tables
+from confed.data.targets import SparseLabels
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.federation.local import Local
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore
 from confed.losses.label_states import label_states
 from confed.models.tokenizer import WordTokenizer
+from confed.runs.dataset import Source
+from confed.runs.encode import RunData, encoded
 from confed.testing.toy import toy_clients, toy_setup
 
 LABELS = ("red", "green", "blue")
@@ -43,22 +47,23 @@ def rows(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-def dataset(make, owners, sizes=None, **more) -> LabelDataset:
-    return LabelDataset("made_up", LABELS, lazy_clients(owners, make, sizes), {}, **more)
+def dataset(make, owners, sizes=None, **more) -> FederatedDataset:
+    clients = Lazy(owners, lambda name: make(name, owners[name]), sizes)
+    return FederatedDataset("made_up", LABELS, clients, {}, **more)
 
 
-def tokenizer() -> WordTokenizer:
-    return WordTokenizer(("a", "b"), max_length=4)
+def encode_labels(given: FederatedDataset) -> RunData:
+    return encoded(Source(given), {"name": "ctran_mini"}, WordTokenizer(("a", "b"), max_length=4))
 
 
 def test_examples_are_rows_of_a_table() -> None:
-    examples = LabelExamples(table(), pictures(), rows(5, 1, 2))
+    examples = Examples.labelled(table(), pictures(), rows(5, 1, 2))
     assert list(examples.names) == ["e5", "e1", "e2"]
-    np.testing.assert_array_equal(examples.labels(), TRUTH[[5, 1, 2]])
-    assert examples.counts().tolist() == [2, 1, 2]
-    assert examples.take([2, 0]).rows.tolist() == [2, 5]
+    np.testing.assert_array_equal(examples.labels.dense(), TRUTH[[5, 1, 2]])
+    assert examples.labels.numbers().tolist() == [2, 1, 2]
+    assert examples.take([2, 0]).image_index.tolist() == [2, 5]
     assert len(examples.take([])) == 0
-    assert examples.take([]).counts().tolist() == [0, 0, 0]
+    assert examples.take([]).labels.numbers().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -72,27 +77,26 @@ def test_examples_are_rows_of_a_table() -> None:
 )
 def test_faulty_examples_are_named(change, complaint) -> None:
     with pytest.raises(ValueError, match=complaint):
-        LabelExamples(**{"table": table(), "pictures": pictures(), "rows": rows(0), **change})
+        Examples.labelled(**{"table": table(), "pictures": pictures(), "rows": rows(0), **change})
 
 
 def test_faulty_datasets_are_named() -> None:
-    examples = LabelExamples(table(), pictures(), rows(0))
-    with pytest.raises(ValueError, match="each once"):
-        LabelDataset("x", ("red", "red"), {}, {})
+    examples = Examples.labelled(table(), pictures(), rows(0))
     with pytest.raises(ValueError, match="in its order, got 3: red, green, blue"):
-        LabelDataset("x", ("blue", "green", "red"), {}, {"abroad": examples})
+        FederatedDataset("x", ("blue", "green", "red"), {}, {"abroad": examples})
     with pytest.raises(ValueError, match="coarse names no label 'pink'"):
-        LabelDataset("x", LABELS, {}, {}, coarse={"pink": "warm"})
+        FederatedDataset("x", LABELS, {}, {}, coarse={"pink": "warm"})
     with pytest.raises(ValueError, match="'made_up' has no clients"):
-        encode_labels(dataset(lambda n, r: LabelSplit(examples, examples, examples), {}), tokenizer())
+        encode_labels(dataset(lambda n, r: Split(examples, examples, examples), {}))
 
 
 def test_a_batch_holds_pictures_labels_kinds_and_texts() -> None:
     kinds = np.array(["pen", "ink", "pen", "pen", "ink", "pen"])
-    examples = LabelExamples(table(texts=True), pictures(), rows(4, 2, 5), kinds)
-    split = LabelSplit(examples, examples.take([0]), examples.take([]))
-    clients, _, types = encode_labels(dataset(lambda n, r: split, {"a": rows(0)}), tokenizer())
-    assert types == ("ink", "pen")
+    examples = Examples.labelled(table(texts=True), pictures(), rows(4, 2, 5), kinds)
+    split = Split(examples, examples.take([0]), examples.take([]))
+    run_data = encode_labels(dataset(lambda n, r: split, {"a": rows(0)}))
+    clients = run_data.clients
+    assert run_data.types == ("ink", "pen")
     (batch,) = clients["a"].tables[0].batches(3, torch.tensor([2, 0, 1]))
     assert batch["image"].shape == (3, 3, 4, 4)
     assert batch["image"][:, 0, 0, 0].tolist() == [5, 4, 2]
@@ -105,12 +109,10 @@ def test_a_batch_holds_pictures_labels_kinds_and_texts() -> None:
     assert [len(t) for t in clients["a"].tables] == [3, 1, 0]
 
 
-def data(known: float) -> LabelData:
-    examples = LabelExamples(table(), pictures(), rows(*range(6)))
-    clients, _, _ = encode_labels(
-        dataset(lambda n, r: LabelSplit(examples, examples, examples), {"a": rows(0)}), tokenizer()
-    )
-    return clients.masked(known)["a"]
+def data(known: float) -> TableData:
+    examples = Examples.labelled(table(), pictures(), rows(*range(6)))
+    made = encode_labels(dataset(lambda n, r: Split(examples, examples, examples), {"a": rows(0)}))
+    return made.clients["a"].masked(known)
 
 
 def test_masking_leaves_the_order_alone_and_draws_its_key_behind_it() -> None:
@@ -132,18 +134,17 @@ def test_tables_of_several_clients_become_one() -> None:
     shared, other = table(), table((("blue",), ("red", "green")))
     first, second = pictures(), pictures(2) + 100
     given = [
-        LabelExamples(shared, first, rows(3, 0)),
-        LabelExamples(other, second, rows(1)),
-        LabelExamples(shared, first, rows(5)),
+        Examples.labelled(shared, first, rows(3, 0)),
+        Examples.labelled(other, second, rows(1)),
+        Examples.labelled(shared, first, rows(5)),
     ]
-    splits = {f"c{i}": LabelSplit(e, e.take([]), e.take([])) for i, e in enumerate(given)}
-    clients, _, _ = encode_labels(LabelDataset("x", LABELS, splits, {}), tokenizer())
+    splits = {f"c{i}": Split(e, e.take([]), e.take([])) for i, e in enumerate(given)}
+    clients = encode_labels(FederatedDataset("x", LABELS, splits, {})).clients
     tables = [clients[name].tables[0] for name in clients]
-    assert all(isinstance(each, LabelTable) for each in tables)
-    (batch,) = pool_labels(tables).batches(4)
+    (batch,) = concatenate_tables(tables).batches(4)
     assert batch["image"][:, 0, 0, 0].tolist() == [3, 0, 101, 5]
     np.testing.assert_array_equal(batch["labels"].numpy(), [*TRUTH[[3, 0]], [1, 1, 0], TRUTH[5]])
-    same = pool_labels([tables[0], tables[2]])
+    same = concatenate_tables([tables[0], tables[2]])
     assert same.images is tables[0].images  # one table of pictures is not copied
     np.testing.assert_array_equal(next(same.batches(3))["labels"].numpy(), TRUTH[[3, 0, 5]])
     assert same.take(1).batch(rows_t(0))["labels"].tolist() == [[0, 1, 0]]
@@ -163,19 +164,11 @@ def test_pictures_that_lie_elsewhere_are_pooled_from_one_table_only() -> None:
         def __getitem__(self, index):
             return pictures()[index]
 
-    parts = [LabelExamples(table(), Elsewhere(), rows(0)), LabelExamples(table(), Elsewhere(), rows(1))]
-    splits = {f"c{i}": LabelSplit(e, e, e) for i, e in enumerate(parts)}
-    clients, _, _ = encode_labels(LabelDataset("x", LABELS, splits, {}), tokenizer())
-    with pytest.raises(ValueError, match="over 2 tables of pictures can be pooled in memory only"):
-        pool_labels([clients[name].tables[0] for name in clients])
-
-
-def test_two_mappings_as_one_and_the_second_counts() -> None:
-    both = Both({"a": 1, "b": 2}, {"b": 3, "c": 4})
-    assert list(both.items()) == [("a", 1), ("b", 3), ("c", 4)]
-    assert len(both) == 3
-    assert "c" in both
-    assert "d" not in both
+    parts = [Examples.labelled(table(), Elsewhere(), rows(0)), Examples.labelled(table(), Elsewhere(), rows(1))]
+    splits = {f"c{i}": Split(e, e, e) for i, e in enumerate(parts)}
+    clients = encode_labels(FederatedDataset("x", LABELS, splits, {})).clients
+    with pytest.raises(ValueError, match="over 2 picture tables can be pooled in memory only"):
+        concatenate_tables([clients[name].tables[0] for name in clients])
 
 
 def test_sparse_labels_of_no_rows() -> None:
@@ -187,22 +180,21 @@ def test_sparse_labels_of_no_rows() -> None:
 def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None:
     """No one is made beyond those looked at beforehand and those of the cohort, and none is kept."""
     users, asked = 41_131, list[str]()
-    everything = LabelExamples(table(), pictures(), rows(*range(6)))
+    everything = Examples.labelled(table(), pictures(), rows(*range(6)))
 
-    def make(name: str, own: np.ndarray) -> LabelSplit:
+    def make(name: str, own: np.ndarray) -> Split:
         asked.append(name)
-        return LabelSplit(everything.take(own), everything.take([]), everything.take([]))
+        return Split(everything.take(own), everything.take([]), everything.take([]))
 
     owners = {f"u{i}": rows(i % 6) for i in range(users)}
     sizes = np.arange(users, dtype=np.int64) % 3
     made = dataset(make, owners, sizes)
-    clients, _, _ = encode_labels(made, tokenizer())
+    clients = encode_labels(made).clients
     assert len(clients) == users
     before = len(asked)
     assert before <= 1000
-    assert clients.sizes is not None
     toy = toy_setup(FedAvg(), rounds=1)
-    population = Members(clients, sizes=clients.sizes.tolist())
+    population = Members(clients, sizes=known_sizes(clients).tolist())
     setup = Setup(toy.algorithm, population, toy.task, Local(), toy.build, rounds=1)
     with Simulation(setup, MemoryStore(), cohort=50, by_size=True) as simulation:
         there, cohort = simulation.sample(0)
@@ -210,29 +202,28 @@ def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None
     assert len(cohort) == 50
     assert all(info.num_examples > 0 for info in cohort)
     assert len(asked) == before
-    fewer = clients.without(["u0", "u2"])
+    fewer = without(clients, ["u0", "u2"])
     assert len(fewer) == users - 2
-    assert fewer.sizes is not None
-    assert fewer.sizes[:3].tolist() == [1, 0, 1]
+    assert known_sizes(fewer)[:3].tolist() == [1, 0, 1]
     assert "u0" not in fewer
-    assert len(clients.without_tests()["u1"].tables[2]) == 0
+    assert len(changed(clients, TableData.without_tests)["u1"].tables[2]) == 0
     assert asked[before:] == ["u1"]
     with pytest.raises(ValueError, match="sizes must have one entry per client"):
-        lazy_clients(owners, make, np.zeros(3, dtype=np.int64))
-    assert isinstance(clients, LazyTables)
+        dataset(make, owners, np.zeros(3, dtype=np.int64))
+    assert isinstance(clients, Lazy)
 
 
 def test_clients_that_nobody_looked_at_must_have_the_labels_in_order_too(monkeypatch) -> None:
     """Positions would be read as other labels."""
-    monkeypatch.setattr("confed.data.label_tables._LOOKED_AT", 1)
+    monkeypatch.setattr("confed.data.examples.LOOKED_AT", 1)
     other = build_table([LabelRecord(Path("made up"), 0, "e0", ("blue",), picture="0.png")], LABELS[::-1])[""]
 
-    def make(name: str, own: np.ndarray) -> LabelSplit:
-        strange = LabelExamples(other, pictures(1), rows(0))
-        usual = LabelExamples(table(), pictures(), own)
-        return LabelSplit(*{"a": (usual, usual, usual), "b": (usual, usual, strange)}[name])
+    def make(name: str, own: np.ndarray) -> Split:
+        strange = Examples.labelled(other, pictures(1), rows(0))
+        usual = Examples.labelled(table(), pictures(), own)
+        return Split(*{"a": (usual, usual, usual), "b": (usual, usual, strange)}[name])
 
-    clients, _, _ = encode_labels(dataset(make, {"a": rows(0), "b": rows(1)}, np.ones(2, np.int64)), tokenizer())
+    clients = encode_labels(dataset(make, {"a": rows(0), "b": rows(1)}, np.ones(2, np.int64))).clients
     assert len(clients["a"]) == 1
     with pytest.raises(ValueError, match=r"examples of 'b' must have .* in its order, got 3: blue, green, red"):
         clients["b"]

@@ -12,10 +12,12 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedbn import FedBN
 from confed.algorithms.fedlgt import FedLGT
 from confed.algorithms.moon import MOON
-from confed.data.label_tables import LabelData, LabelTable, SparseLabels, encode_labels
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+from confed.data.examples import Examples, FederatedDataset, Split, TableData
+from confed.data.lazy import Lazy, known_sizes
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.ragged import PackedTexts, Ragged
+from confed.data.table import Table
+from confed.data.targets import SparseLabels
 from confed.engines.local import InProcess, Members, Participation, Setup, Simulation, simulate
 from confed.engines.perform import Workspace
 from confed.federation.checkpoint import Checkpoint, Checkpoints
@@ -26,6 +28,8 @@ from confed.federation.protocols import Output
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.teacher import global_features, global_logits
 from confed.models.tokenizer import WordTokenizer
+from confed.runs.dataset import Source
+from confed.runs.encode import encoded
 from confed.tasks.multilabel import Multilabel
 
 LABELS, USERS, EACH, COHORT = ("red", "green", "blue"), 3000, 2, 5
@@ -53,14 +57,14 @@ class Scores(nn.Module):
         return Output(self.head(features), features)
 
 
-def label_data(known: float, examples: int = 10) -> LabelData:
+def label_data(known: float, examples: int = 10) -> TableData:
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (examples, 3, 4, 4)).astype(np.uint8))
     present = rng.random((examples, 3)) < 0.5
     offsets = np.concatenate([[0], np.cumsum(present.sum(1))])
     labels = SparseLabels(Ragged(np.nonzero(present)[1].astype(np.int32), offsets), 3)
-    table = LabelTable(images, torch.arange(examples), {}, labels=labels)
-    return LabelData(table, table.take(0), table.take(0), known)
+    table = Table(images, torch.arange(examples), {}, labels=labels)
+    return TableData(table, table.take(0), table.take(0), known)
 
 
 def client_of(known: float) -> Client:
@@ -135,7 +139,7 @@ def test_keeping_a_teachers_outputs_changes_nothing(method):
 # Many users ---------------------------------------------------------------------------------------------------
 
 
-def many(made: list[str]) -> LabelDataset:
+def many(made: list[str]) -> FederatedDataset:
     rng = np.random.default_rng(1)
     rows = USERS * EACH
     present = rng.random((rows, 3)) < 0.4
@@ -146,18 +150,19 @@ def many(made: list[str]) -> LabelDataset:
     table = MultiLabelTable(LABELS, Ragged(values, offsets), names, names, None, users, EACH * np.arange(USERS + 1))
     pictures = (rng.integers(0, 100, (rows, 2, 2, 3)) + 100 * present[:, None, None]).astype(np.uint8)
 
-    def split(user: str, own: np.ndarray) -> LabelSplit:
+    def split(user: str, own: np.ndarray) -> Split:
         made.append(user)
-        return LabelSplit(*(LabelExamples(table, pictures, part) for part in (own, own[:0], own[:0])))
+        return Split(*(Examples.labelled(table, pictures, part) for part in (own, own[:0], own[:0])))
 
-    return LabelDataset("many", LABELS, lazy_clients(table.of_users(), split, np.full(USERS, EACH)), {})
+    own = table.of_users()
+    return FederatedDataset("many", LABELS, Lazy(own, lambda u: split(u, own[u]), np.full(USERS, EACH)), {})
 
 
 def federation(root: Path, rounds: int, made: list[str], method=None) -> tuple[Simulation, Checkpoints, Workspace]:
-    clients, _, _ = encode_labels(many(made), WordTokenizer(("picture",)))
+    clients = encoded(Source(many(made)), {"name": "ctran_mini"}, WordTokenizer(("picture",))).clients
     made.clear()
     method = FedBN(norms=("norm",)) if method is None else method
-    members = Members(clients, sizes=clients.sizes.tolist())
+    members = Members(clients, sizes=known_sizes(clients).tolist())
     setup = Setup(method, members, Multilabel(3), LOCAL, Scores, rounds)
     checkpoints, workspace = Checkpoints(root), Workspace(setup.model())
     simulation = Simulation(setup, checkpoints.store, InProcess(setup, workspace), COHORT, by_size=True)

@@ -17,7 +17,7 @@ from confed.data.examples import Examples, FederatedDataset, TableData, presence
 from confed.data.imputation import drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, modalities_of
 from confed.data.modality_names import set_names
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.federation.local import Local
 from confed.federation.protocols import Batch
 from confed.federation.specs import model_spec
@@ -438,7 +438,7 @@ def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
 def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:
     data = json.dumps({"name": "modal_examples:plain", "missing": {"image": 0.3, "when": "both"}})
     ours, theirs = (load_run_data(data, json.dumps({"name": f"modal_examples:{m}"}), 5) for m in ("sums", "both"))
-    one, other = (m.questions.clients["one"].test for m in (ours, theirs))
+    one, other = (m.dataset.clients["one"].test for m in (ours, theirs))
     assert one.names == other.names
     assert (presence(one) == presence(other)).all()
     stood_in: list[Tensor] = [batch["image"] for batch in theirs.clients["one"].test(100)]

@@ -5,6 +5,7 @@ import pytest
 
 from confed.data.examples import Examples, Split
 from confed.data.federate import Pool, federate, floors, words
+from confed.data.options import Options
 from confed.data.partitions import by_key, dirichlet, hold_out, iid, mirror, quantity
 
 
@@ -156,8 +157,8 @@ def _pictures(examples):
 @pytest.mark.parametrize("partition", ["scene", "type", "iid", "dirichlet", "quantity"])
 def test_federate_does_not_leak(pool, partition):
     limits = {"validation": 0.2, "max_train": 80, "max_test": 20, "clients": 3}
-    splits, tests = federate(pool, partition, unseen=("z",), **limits)
-    again, tests_again = federate(pool, partition, unseen=("z",), seed=1, **limits)
+    splits, tests = federate(pool, Options(partition=partition, unseen=("z",), **limits))
+    again, tests_again = federate(pool, Options(partition=partition, unseen=("z",), seed=1, **limits))
     train = set().union(*(_pictures(split.train) for split in splits.values()))
     held = set().union(*(_pictures(split.validation) for split in splits.values()))
     assert train
@@ -180,8 +181,8 @@ def test_federate_does_not_leak(pool, partition):
 
 
 def test_federate_keeps_quantity_skew_under_the_cap(pool):
-    free, _ = federate(pool, "quantity", unseen=(), clients=3, sigma=1.0)
-    capped, _ = federate(pool, "quantity", unseen=(), clients=3, sigma=1.0, max_train=150)
+    free, _ = federate(pool, Options(partition="quantity", unseen=(), clients=3, sigma=1.0))
+    capped, _ = federate(pool, Options(partition="quantity", unseen=(), clients=3, sigma=1.0, max_train=150))
     largest = max(len(split.train) for split in free.values())
     for name, split in capped.items():
         assert len(split.train) == max(64, round(len(free[name].train) * 150 / largest))
@@ -201,7 +202,7 @@ def test_federate_keeps_quantity_skew_under_the_cap(pool):
 )
 def test_federate_with_bad_options_is_refused(pool, change, message):
     with pytest.raises(ValueError, match=message):
-        federate(pool, **{"partition": "scene", "unseen": ("z",), **change})
+        federate(pool, Options(**{"partition": "scene", "unseen": ("z",), **change}))
 
 
 def test_floors_equal_a_computation_by_hand():

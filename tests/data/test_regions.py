@@ -15,8 +15,7 @@ from confed.data.encode import encode
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.picture_tables import NoPictures
 from confed.data.regions import HeldRegions, grid_boxes, join
-from confed.data.table import Table
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import Table, concatenate_tables
 from confed.data.targets import SoftTargets
 from confed.datasets.scenes import FAMILIES, public_split, scenes
 from confed.inference.ask import ask

@@ -60,7 +60,7 @@ def parts(dataset: FederatedDataset) -> list[Examples]:
 def test_plain_questions_are_dealt_by_client_and_shared_pictures_stay_together(tmp_path: Path) -> None:
     dataset = chat_records(write(tmp_path / "d", plain()), image_size=8, validation=0.3)
     assert list(dataset.clients) == ["a", "b"]
-    assert not dataset.conversed
+    assert dataset.kind == "answers"
     assert sum(map(len, parts(dataset))) == 24
     owners = [set(part.image_index.tolist()) for part in parts(dataset)]
     assert sum(map(len, owners)) == len(set.union(*owners)) == 12
@@ -73,7 +73,7 @@ def test_plain_questions_are_dealt_by_client_and_shared_pictures_stay_together(t
 
 def test_every_answer_of_a_conversation_is_an_example_with_what_came_before(tmp_path: Path) -> None:
     dataset = chat_records(write(tmp_path / "d", [*plain(), CHAT]), image_size=8, test_share=0, validation=0)
-    assert dataset.conversed
+    assert dataset.kind == "conversations"
     train = dataset.clients["a"].train
     first, second = (train.names.index(f"long#{n}") for n in (0, 1))
     assert train.conversations is not None
@@ -155,7 +155,7 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "split": ([{**plain(1)[0], "split": "dev"}], {}, "row 1: expected the split train, validation or test, got 'dev'"),
     "twice": ([{**plain(1)[0], "id": "x"}] * 2, {}, "row 2: the id 'x' is that of"),
     "skew": (plain(), {"partition": "dirichlet", "skew": "type"}, "data.skew must be one of answer, client"),
-    "share": (plain(), {"test_share": 1.0}, "data.test_share must be a share in [0, 1), got 1.0"),
+    "share": (plain(), {"test_share": 1.0}, "data.test_share must lie in [0, 1), got 1.0"),
 }
 
 

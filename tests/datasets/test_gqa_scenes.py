@@ -19,8 +19,7 @@ with warnings.catch_warnings():
 from confed.data.encode import encode
 from confed.data.examples import channels_first
 from confed.data.picture_files import PictureFiles, find_pictures
-from confed.data.table import Table
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import Table, concatenate_tables
 from confed.data.vl_files.gqa_questions import Source, question_files
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of

@@ -52,7 +52,7 @@ def test_mapped_columns_and_splits_make_a_federation(tmp_path: Path) -> None:
     dataset = hub(written(tmp_path, train=24, test=8), columns=COLUMNS, image_size=8, validation=0.2)
     assert list(dataset.clients) == ["a", "b"]
     assert dataset.answers == ("cat", "dog")  # classes by their names
-    assert not dataset.conversed
+    assert dataset.kind == "answers"
     split = dataset.clients["a"]
     assert len(split.test) == 4
     assert len(split.train) + len(split.validation) == 12
@@ -93,7 +93,7 @@ def test_lists_of_pictures_and_conversations_are_read(tmp_path: Path) -> None:
     given = {"images": [[picture(n), picture(n + 1)] for n in range(6)], "messages": [turns] * 6}
     library.Dataset.from_dict(given, features=features).save_to_disk(str(tmp_path / "set"))
     dataset = hub(str(tmp_path / "set"), clients=1, image_size=8, validation=0)
-    assert dataset.conversed
+    assert dataset.kind == "conversations"
     train = next(iter(dataset.clients.values())).train
     assert (train.image_index[:, 1] != train.image_index[:, 0]).all()
 

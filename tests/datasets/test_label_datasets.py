@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.federate import Pool, federate, label_floors
 from confed.data.label_partitions import label_skew
-from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES
 from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS
+from confed.data.options import Options
 from confed.datasets.coco_labels import coco
 from confed.datasets.flair import flair, flair_fine_names
 from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
@@ -34,17 +35,16 @@ from repository import ROOT
 REAL = Path(os.environ.get("CONFED_DATA", ROOT.parent / "shared" / "data"))
 
 
-def _shades(part: LabelExamples) -> list[int]:
+def _shades(part: Examples) -> list[int]:
     """The first value of every example's picture."""
-    assert part.pictures is not None
-    return [int(part.pictures[int(row)][0, 0, 0]) for row in part.rows]
+    return [int(part.images[int(row)][0, 0, 0]) for row in part.image_index]
 
 
-def _rows(dataset: LabelDataset, role: str) -> list[str]:
+def _rows(dataset: FederatedDataset, role: str) -> list[str]:
     return [name for split in dataset.clients.values() for name in getattr(split, role).names]
 
 
-def _all_disjoint(dataset: LabelDataset) -> None:
+def _all_disjoint(dataset: FederatedDataset) -> None:
     names = [name for role in ("train", "validation", "test") for name in _rows(dataset, role)]
     assert len(names) == len(set(names))
 
@@ -70,18 +70,18 @@ def ucm(tmp_path: Path) -> Path:
 
 def test_ucm_by_scene(ucm: Path) -> None:
     dataset = datasets["ucm_labels"](ucm, image_size=4)
-    assert dataset.labels == UCM_LABELS
+    assert dataset.answers == UCM_LABELS
     assert list(dataset.clients) == ["nature", "water"]
     water = dataset.clients["water"]
     assert [len(part) for part in (water.train, water.validation, water.test)] == [14, 2, 4]
     assert list(water.train.names)[:2] == ["ucm-river00.png", "ucm-river01.png"]
-    hot = water.train.labels()
+    hot = water.train.labels.dense()
     assert hot[:, UCM_LABELS.index("trees")].all()
     assert hot[:, UCM_LABELS.index("water")].tolist() == [0, 1, 0, 1, 0, 1, 0] * 2
     # Row numbers are those of the picture table: shade 20 for river00, 21 for river01, ...
     assert _shades(water.train)[:3] == [20, 21, 22]
     assert water.train.types is not None
-    assert set(water.train.types[water.train.rows]) == {"water"}
+    assert set(water.train.types) == {"water"}
     held = ucm_labels(ucm, unseen=("water",), image_size=4)
     assert list(held.clients) == ["nature"]
     assert len(held.unseen["water"]) == 6  # validation and test pictures
@@ -133,7 +133,7 @@ def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> No
     refused: list[tuple[dict[str, Any], str]] = [
         ({"unseen": ("moon",)}, "unseen must be distinct names out of nature, water"),
         ({"partition": "quantity"}, "partition must be one of scene, land_use, users, iid, dirichlet, label_skew"),
-        ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
     ]
@@ -156,23 +156,23 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     coco_split(tmp_path, "train2014", {**pictures, 13: []})
     coco_split(tmp_path, "val2014", {21: ["person"], 22: [], 23: ["cat"]})
     dataset = datasets["coco"](tmp_path, clients=3, validation=0.25, image_size=4)
-    assert dataset.labels == COCO_LABELS
+    assert dataset.answers == COCO_LABELS
     assert dataset.coarse["dog"] == "animal"
     assert [(len(s.train), len(s.validation), len(s.test)) for s in dataset.clients.values()] == [(3, 1, 0)] * 3
     assert list(dataset.unseen) == ["test"]
     assert list(dataset.unseen["test"].names) == ["coco-21", "coco-23"]  # a picture without objects is left out
     _all_disjoint(dataset)
     train = dataset.clients["client-00"].train
-    for row, name, shade in zip(train.rows, train.names, _shades(train), strict=True):
+    for row, name, shade in zip(train.image_index, train.names, _shades(train), strict=True):
         key = int(name.removeprefix("coco-"))
         assert shade == key
         expected = {"dog", "person"} if key % 2 else {"cat"}
-        assert set(train.table.labels_of(int(row))) == expected
+        assert set(train.labels.table.labels_of(int(row))) == expected
     kept = coco(tmp_path, clients=2, unlabelled=True, image_size=4)
     assert len(_rows(kept, "train")) == 13
     assert len(kept.unseen["test"]) == 3
     groups = coco(tmp_path, clients=2, level="supercategory", test="", test_share=0.25, image_size=4)
-    assert groups.labels == COCO_SUPERCATEGORIES
+    assert groups.answers == COCO_SUPERCATEGORIES
     assert not groups.coarse
     assert not groups.unseen
     assert (len(_rows(groups, "train")), len(_rows(groups, "test"))) == (8, 4)
@@ -182,7 +182,7 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     assert _rows(one, "validation") != _rows(two, "validation")
     with pytest.raises(ValueError, match="expected the objects of split 'val2017' at"):
         coco(tmp_path, clients=2, test="val2017", image_size=4)
-    with pytest.raises(ValueError, match=r"validation must be a share of the training rows in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.0"):
         coco(tmp_path, clients=2, validation=1.0, image_size=4)
 
 
@@ -195,10 +195,10 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     options: dict[str, Any] = {"train": "train", "test": "", "clients": 2, "image_size": 4}
     dataset = coco(tmp_path, categories="file", **options)
-    assert dataset.labels == ("person", "cat", "wolf", "rail car")  # in the order of their ids
+    assert dataset.answers == ("person", "cat", "wolf", "rail car")  # in the order of their ids
     assert dataset.coarse == {"person": "person", "cat": "animal", "wolf": "animal", "rail car": "vehicle"}
     groups = coco(tmp_path, categories="file", level="supercategory", **options)
-    assert groups.labels == ("person", "animal", "vehicle")
+    assert groups.answers == ("person", "animal", "vehicle")
     with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'wolf' \(4 times"):
         coco(tmp_path, **options)
     with pytest.raises(ValueError, match="categories must be one of coco80, file, got 'coco'"):
@@ -229,8 +229,8 @@ def test_coco_mini_is_read(real_data: Path) -> None:
     names = [name for role in ("train", "validation", "test") for name in _rows(dataset, role)]
     assert sorted(names) == sorted(listed)
     for split in dataset.clients.values():
-        for row, name in zip(split.test.rows, split.test.names, strict=True):
-            assert set(split.test.table.labels_of(int(row))) == set(listed[name]["supercategories"])
+        for row, name in zip(split.test.image_index, split.test.names, strict=True):
+            assert set(split.test.labels.table.labels_of(int(row))) == set(listed[name]["supercategories"])
 
 
 # VOC ----------------------------------------------------------------------------------------------------------------
@@ -243,12 +243,14 @@ def test_voc_of_two_years(tmp_path: Path) -> None:
     dataset = datasets["voc"](tmp_path, train=["VOC2007:trainval", "VOC2012:trainval"], clients=2, image_size=4)
     assert len(_rows(dataset, "train")) == 8
     assert list(dataset.unseen["test"].names) == ["VOC2007-100"]
-    table = dataset.clients["client-00"].train.table
+    table = dataset.clients["client-00"].train.labels.table
     assert {name: table.labels_of(row) for row, name in enumerate(table.names)} == {
         **{f"VOC2007-00{i}": ("dog",) for i in range(4)},
         **{f"VOC2012-00{i}": ("person",) for i in range(4)},
     }
-    assert voc(tmp_path, clients=2, difficult=True, image_size=4).clients["client-00"].train.table.labels_of(0) == (
+    assert voc(tmp_path, clients=2, difficult=True, image_size=4).clients["client-00"].train.labels.table.labels_of(
+        0
+    ) == (
         "dog",
         "sofa",
     )
@@ -286,25 +288,25 @@ def _flair(root: Path, *, all_coarse: bool = False) -> Path:
 
 def test_flair_users_are_clients_made_when_asked_for(tmp_path: Path) -> None:
     dataset = datasets["flair"](_flair(tmp_path), image_size=4)
-    assert dataset.labels == FLAIR_LABELS
+    assert dataset.answers == FLAIR_LABELS
     assert list(dataset.clients) == ["u0", "u1", "u2"]
     assert dataset.clients["u0"] is not dataset.clients["u0"]  # nothing is kept
     assert [len(dataset.clients[user].train) for user in dataset.clients] == [4, 1, 2]
     assert {place: len(part) for place, part in dataset.unseen.items()} == {"validation": 1, "test": 2}
     assert all(not len(split.validation) and not len(split.test) for split in dataset.clients.values())
     # The user without any label is a client like others, and is counted.
-    assert dataset.clients["u1"].train.labels().sum() == 0
+    assert dataset.clients["u1"].train.labels.dense().sum() == 0
     assert dataset.facts["users"] == "3 with 2 rows in the median, at most 4; 1 without any label"
     first = dataset.clients["u0"].train
-    assert first.table.labels_of(int(first.rows[0])) == ("animal", "plant")
+    assert first.labels.table.labels_of(int(first.image_index[0])) == ("animal", "plant")
 
 
 def test_flair_fine_labels_have_coarse_ones(tmp_path: Path) -> None:
     dataset = flair(_flair(tmp_path), level="fine", image_size=4)
-    assert dataset.labels == ("bread", "cat", "dog", "fern", "oak")
+    assert dataset.answers == ("bread", "cat", "dog", "fern", "oak")
     assert dataset.coarse == FINE
     test = dataset.unseen["test"]
-    assert test.labels().tolist() == [[1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert test.labels.dense().tolist() == [[1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
 
 
 def test_flair_holds_out_and_caps_as_its_sizes_say(tmp_path: Path) -> None:
@@ -336,13 +338,13 @@ def test_flair_from_hdf5(tmp_path: Path) -> None:
     dataset = flair(tmp_path, image_size=4)
     assert [len(s.train) for s in dataset.clients.values()] == [2, 1]
     b = dataset.clients["b"].train
-    assert b.table.labels_of(int(b.rows[0])) == ("food", "plant")
+    assert b.labels.table.labels_of(int(b.image_index[0])) == ("food", "plant")
     assert _shades(b) == [ord("b")]
 
 
 def test_faulty_flair_folders_are_refused(tmp_path: Path) -> None:
     folder = _flair(tmp_path)
-    with pytest.raises(ValueError, match=r"validation must be a share of the pictures in \[0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.5"):
         flair(folder, validation=1.5)
     text = (folder / "labels_and_metadata.json").read_text()
     (folder / "labels_and_metadata.json").write_text(text.replace('"animal"', '"beast"'))
@@ -470,9 +472,11 @@ def test_tagged_texts_built_in() -> None:
     for name in one.clients:
         a, b = one.clients[name].test, two.clients[name].test
         assert list(a.names) == list(b.names)
-        assert [a.table.texts[row] for row in a.rows] == [b.table.texts[row] for row in b.rows]  # type: ignore[index]
-    assert one.clients["client-00"].train.table.texts[0] != two.clients["client-00"].train.table.texts[0]  # type: ignore[index]
-    assert one.labels == TAGS
+        assert [a.labels.table.texts[row] for row in a.image_index] == [
+            b.labels.table.texts[row] for row in b.image_index
+        ]  # type: ignore[index]
+    assert one.clients["client-00"].train.labels.table.texts[0] != two.clients["client-00"].train.labels.table.texts[0]  # type: ignore[index]
+    assert one.answers == TAGS
     assert {"there", "is", "crimson"} <= set(one.words)
     even = tagged_texts(None, "iid", **options)
     assert {len(split.train) for split in even.clients.values()} == {30}
@@ -488,7 +492,7 @@ def test_tagged_texts_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     dataset = tagged_texts(tmp_path, "user")
     assert list(dataset.clients) == ["u0", "u1", "u2"]
-    assert dataset.labels == ("x", "y")
+    assert dataset.answers == ("x", "y")
     assert [(len(s.train), len(s.validation), len(s.test)) for s in dataset.clients.values()] == [(6, 2, 2)] * 3
     _all_disjoint(dataset)
     # What belongs to one picture stays together.
@@ -513,25 +517,26 @@ def test_tagged_texts_of_a_folder(tmp_path: Path) -> None:
 # Dealing ------------------------------------------------------------------------------------------------------------
 
 
-def _pool(labels: list[str], roles: list[str]) -> LabelPool:
+def _pool(labels: list[str], roles: list[str]) -> Pool:
     records = [LabelRecord(Path("f"), i, f"r{i}", tuple(own.split()), text="t") for i, own in enumerate(labels)]
     table = build_table(records, ("a", "b"))[""]
-    return LabelPool(table, None, np.array(roles), keys={"home": np.array(["h", "h", "k", "k", "k"])})
+    examples = Examples.labelled(table, None, np.arange(len(table)))
+    return Pool(examples, np.array(roles), keys={"home": np.array(["h", "h", "k", "k", "k"])})
 
 
 def test_facts_of_labels_equal_a_computation_by_hand() -> None:
     pool = _pool(["a", "a", "b", "a b", "b"], ["train", "train", "train", "test", "test"])
-    clients = federate_labels(pool, "home")
+    clients, _ = federate(pool, Options(partition="home"))
     assert [list(split.train.names) for split in clients.values()] == [["r0", "r1"], ["r2"]]
-    facts = label_facts(clients)
+    facts = label_floors(clients)
     assert facts["counts"] == "2 clients; 3 train, 0 validation, 2 test"
     assert facts["chance"].startswith("C-AP 0.750")  # a on 1 of 2, b on 2 of 2
     # Training labels: h has (1, 0), k has (0, 1), all have (2/3, 1/3): distances 1/3 and 2/3, weights 2 and 1.
     assert facts["skew"].startswith("0.444")
     with pytest.raises(ValueError, match="every row's role must be train, val, test or empty, got 'dev'"):
-        federate_labels(_pool(["a"] * 5, ["train"] * 4 + ["dev"]), "home")
-    with pytest.raises(ValueError, match="no training row is left to share out"):
-        federate_labels(_pool(["a"] * 5, ["test"] * 5), "home")
+        federate(_pool(["a"] * 5, ["train"] * 4 + ["dev"]), Options(partition="home"))
+    with pytest.raises(ValueError, match="no training example is left to share out"):
+        federate(_pool(["a"] * 5, ["test"] * 5), Options(partition="home"))
 
 
 def test_products_of_preferences_by_hand() -> None:
@@ -555,5 +560,5 @@ def test_products_of_preferences_by_hand() -> None:
 
 def test_examples_are_of_the_table(ucm: Path) -> None:
     part = ucm_labels(ucm, image_size=4).clients["nature"].test
-    assert isinstance(part, LabelExamples)
+    assert isinstance(part, Examples)
     assert list(part.take([1]).names) == [list(part.names)[1]]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from confed.cli.dataset_description import describe
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.inference.ask import ask
 from confed.prepare.label_embeddings import write_label_embeddings
@@ -52,22 +52,21 @@ def folder(tmp_path: Path) -> Path:
     return _write(tmp_path / "own", rows)
 
 
-def _sizes(dataset: LabelDataset) -> dict[str, tuple[int, int, int]]:
+def _sizes(dataset: FederatedDataset) -> dict[str, tuple[int, int, int]]:
     return {name: (len(s.train), len(s.validation), len(s.test)) for name, s in dataset.clients.items()}
 
 
-def _names(dataset: LabelDataset, role: str) -> list[str]:
+def _names(dataset: FederatedDataset, role: str) -> list[str]:
     return [name for split in dataset.clients.values() for name in getattr(split, role).names]
 
 
-def _shades(part: LabelExamples) -> list[int]:
-    assert part.pictures is not None
-    return [int(part.pictures[int(row)][0, 0, 0]) for row in part.rows]
+def _shades(part: Examples) -> list[int]:
+    return [int(part.images[int(row)][0, 0, 0]) for row in part.image_index]
 
 
 def test_users_are_clients_with_their_own_pictures(folder: Path) -> None:
     dataset = datasets["labelled_pictures"](folder, image_size=4)
-    assert dataset.labels == ("car", "dog", "tree")  # those that occur
+    assert dataset.answers == ("car", "dog", "tree")  # those that occur
     assert _sizes(dataset) == dict.fromkeys(("anna", "ben", "cleo"), (6, 2, 2))
     names = [name for role in ("train", "validation", "test") for name in _names(dataset, role)]
     assert sorted(names) == [f"{i:02d}.png" for i in range(30)]
@@ -78,7 +77,7 @@ def test_users_are_clients_with_their_own_pictures(folder: Path) -> None:
             assert {number % 3 for number in numbers} == {place}
             assert _shades(part) == numbers
             expected = [set() if user == "cleo" else set(WORDS[: number % 4]) for number in numbers]
-            assert [set(part.table.labels_of(int(row))) for row in part.rows] == expected
+            assert [set(part.labels.table.labels_of(int(row))) for row in part.image_index] == expected
     assert dataset.facts["users"].endswith("; 1 without any label")
     assert dataset.facts["partition"] == "user"
     other = labelled_pictures(folder, image_size=4, seed=1)
@@ -89,7 +88,7 @@ def test_users_are_clients_with_their_own_pictures(folder: Path) -> None:
 def test_labels_have_the_order_of_their_file(folder: Path) -> None:
     (folder / "labels.txt").write_bytes("\ufefftree\n\n car \ndog\nsea\n".encode())
     dataset = labelled_pictures(folder, image_size=4)
-    assert dataset.labels == ("tree", "car", "dog", "sea")
+    assert dataset.answers == ("tree", "car", "dog", "sea")
     assert dataset.facts["labels"] == "1 of 4 labels are on no row"
     (folder / "labels.txt").write_text("tree\n")
     message = r"2 labels are outside the 1 that are known: 'dog' \(9 times, first in .*labels\.jsonl, row 4\), 'car'"
@@ -235,9 +234,9 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     [
         ({"partition": "quantity"}, "partition must be one of user, iid, dirichlet, label_skew, got 'quantity'"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
-        ({"validation": 1.0}, r"validation must be a share of the training rows in \[0, 1\), got 1.0"),
-        ({"test_share": -0.1}, r"test must be a share of the training rows in \[0, 1\), got -0.1"),
-        ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"validation": 1.0}, r"validation must lie in \[0, 1\), got 1.0"),
+        ({"test_share": -0.1}, r"test_share must lie in \[0, 1\), got -0.1"),
+        ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"unreadable": 2.0}, r"unreadable must be a share of the pictures in \[0, 1\], got 2.0"),
     ],
 )

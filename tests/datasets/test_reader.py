@@ -10,15 +10,13 @@ import pytest
 
 from confed import registry
 from confed.cli.description import settings
-from confed.data.examples import Examples, FederatedDataset
+from confed.data.examples import Examples, FederatedDataset, kind_made
 from confed.data.federate import Pool
 from confed.data.intake.account import Account
-from confed.data.label_federate import LabelPool
-from confed.data.labelled import LabelDataset
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.data.options import Options
-from confed.datasets.reader import LabelReading, Reading, reader
+from confed.datasets.reader import Reading, reader
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +90,7 @@ def test_what_is_read_is_shared_out_by_the_options(tmp_path: Path) -> None:
         ({"partition": "colour"}, ValueError, "partition must be one of place, iid, got 'colour'"),
         ({"wanted": "odd"}, ValueError, "wanted must be one of all, even, got 'odd'"),
         ({"unseen": ("p9",)}, ValueError, "unseen must be distinct names out of p0, p1, p2"),
-        ({"max_train": 0}, ValueError, "max_train must be None or at least 1, got 0"),
+        ({"max_train": 0}, ValueError, "data.max_train must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "seed must not be negative, got -1"),
         ({"clients": 3}, TypeError, r"squares\(\) got an unexpected keyword argument 'clients'"),
     ],
@@ -103,18 +101,24 @@ def test_options_are_checked_before_files_are_read(given: dict[str, Any], kind: 
 
 
 def test_labels_are_shared_out_and_users_who_do_not_train_are_newcomers() -> None:
-    @reader("root partition * minimum validation seed", things="texts", partition=Literal["iid", "user"] | None)
-    def notes(options: Options) -> LabelReading:
+    @reader(
+        "root partition * minimum validation seed",
+        things="texts",
+        kind="labels",
+        partition=Literal["iid", "user"] | None,
+    )
+    def notes(options: Options) -> Reading:
         """Notes."""
         texts = [LabelRecord(Path("f"), n, f"n{n}", ("x",), text="note") for n in range(12)]
         users = np.array([f"u{n % 4}" for n in range(12)])
         roles = np.where((users == "u3") | (np.arange(12) > 9), "test", "train")
-        pool = LabelPool(build_table(texts, ("x",))[""], None, roles, keys={"user": users})
+        examples = Examples.labelled(build_table(texts, ("x",))[""], None, np.arange(12))
+        pool = Pool(examples, roles, keys={"user": users}, newcomers=("user",))
         chosen = Options(partition="user", validation=options.validation, seed=options.seed)
-        return LabelReading(pool, None, "", {"asked for": str(options.partition)}, options=chosen)
+        return Reading(pool, None, "", {"asked for": str(options.partition)}, options=chosen)
 
     dataset = registry.datasets["notes"]("nowhere", validation=0.34)
-    assert inspect.signature(notes).return_annotation is LabelDataset
+    assert kind_made(notes) == "labels"
     assert dataset.facts["asked for"] == "None"
     assert {name: (len(s.train), len(s.validation)) for name, s in dataset.clients.items()} == {
         "u0": (2, 1), "u1": (2, 1), "u2": (1, 1),

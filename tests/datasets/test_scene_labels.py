@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.examples import Examples, FederatedDataset
 from confed.datasets.scene_labels import (
     COARSE,
     COARSE_OF,
@@ -29,7 +29,7 @@ EVERYTHING = np.ones(len(NOUNS))
 
 
 @pytest.fixture(scope="module")
-def small() -> LabelDataset:
+def small() -> FederatedDataset:
     return scene_labels(**SMALL)
 
 
@@ -90,43 +90,41 @@ def test_frequencies_have_a_long_tail_and_labels_depend_on_each_other():
     assert (first & second).mean() > 1.3 * first.mean() * second.mean()
 
 
-def test_the_table_has_the_rows_of_one_client_after_another(small: LabelDataset):
+def test_the_table_has_the_rows_of_one_client_after_another(small: FederatedDataset):
     first = small.clients["transport-01"].train
-    table = first.table
+    table = first.labels.table
     assert [*small.clients] == [
         "transport-01", "sports-01", "educational-01", "natural-01", "art-01", "abstract-01", "transport-02",
         "sports-02",
     ]  # fmt: skip
     assert [*table.users] == [*small.clients, *small.unseen]
     rows = np.concatenate([
-        *(part.rows for split in small.clients.values() for part in (split.train, split.validation, split.test)),
-        *(part.rows for part in small.unseen.values()),
+        *(part.image_index for split in small.clients.values() for part in (split.train, split.validation, split.test)),
+        *(part.image_index for part in small.unseen.values()),
     ])  # fmt: skip
     assert rows.tolist() == list(range(len(table)))
     owned = table.of_users()
     for name, split in small.clients.items():
-        own = np.concatenate([split.train.rows, split.validation.rows, split.test.rows])
+        own = np.concatenate([split.train.image_index, split.validation.image_index, split.test.image_index])
         assert own.tolist() == owned[name].tolist()
         assert (len(split.validation), len(split.test)) == (3, 4)
-        assert first.types is not None
-        assert set(first.types[own]) == {name[:-3]}
+        assert set(split.train.types) == {name[:-3]}
         assert split.test.names[0] == f"{name}/test/000000"
     assert len(set(table.names)) == len(table)
-    assert first.pictures is not None
-    assert first.pictures.shape == (len(table), 64, 64, 3)
-    assert first.labels().sum(axis=1).min() >= 1
-    assert small.labels == FINE
+    assert first.images.shape == (len(table), 64, 64, 3)
+    assert first.labels.dense().sum(axis=1).min() >= 1
+    assert small.answers == FINE
     assert small.coarse == COARSE_OF
     assert {"counts", "chance", "skew", "sizes", "labels"} <= set(small.facts)
 
 
-def test_unseen_places_are_newcomers_and_the_styles_that_nobody_draws_in(small: LabelDataset):
+def test_unseen_places_are_newcomers_and_the_styles_that_nobody_draws_in(small: FederatedDataset):
     assert {place: len(part) for place, part in small.unseen.items()} == {
         "newcomers": 6, "home": 6, "commercial": 6, "blurred": 6,
     }  # fmt: skip
     newcomers = small.unseen["newcomers"]
     assert newcomers.types is not None
-    assert Counter(newcomers.types[newcomers.rows]) == dict.fromkeys([*list(DRAWING_STYLES)[:4], "art", "abstract"], 1)
+    assert Counter(newcomers.types) == dict.fromkeys([*list(DRAWING_STYLES)[:4], "art", "abstract"], 1)
     assert len(set(newcomers.names)) == 6
     two = scene_labels(clients=3, train=2, validation=1, test=1, unseen=1, styles=("art", "home"))
     assert [*two.clients] == ["art-01", "home-01", "art-02"]
@@ -134,26 +132,23 @@ def test_unseen_places_are_newcomers_and_the_styles_that_nobody_draws_in(small: 
     assert not scene_labels(clients=1, train=1, validation=1, test=1, unseen=0).unseen
 
 
-def test_coarse_labels_are_those_of_the_fine_ones(small: LabelDataset):
+def test_coarse_labels_are_those_of_the_fine_ones(small: FederatedDataset):
     coarse = scene_labels("coarse", **SMALL)
-    assert coarse.labels == COARSE
+    assert coarse.answers == COARSE
     assert not coarse.coarse
     for name, split in small.clients.items():
         other = coarse.clients[name].train
-        assert split.train.pictures is not None
-        assert other.pictures is not None
-        assert np.array_equal(split.train.pictures[split.train.rows[0]], other.pictures[other.rows[0]])
-        for fine, its in zip(split.train.rows, other.rows, strict=True):
-            wanted = {COARSE_OF[label] for label in split.train.table.labels_of(int(fine))}
-            assert set(other.table.labels_of(int(its))) == wanted
+        assert np.array_equal(split.train.images[split.train.image_index[0]], other.images[other.image_index[0]])
+        for fine, its in zip(split.train.image_index, other.image_index, strict=True):
+            wanted = {COARSE_OF[label] for label in split.train.labels.table.labels_of(int(fine))}
+            assert set(other.labels.table.labels_of(int(its))) == wanted
 
 
-def pictures(examples: LabelExamples) -> np.ndarray:
-    assert examples.pictures is not None
-    return np.stack([examples.pictures[row] for row in examples.rows])
+def pictures(examples: Examples) -> np.ndarray:
+    return np.stack([examples.images[row] for row in examples.image_index])
 
 
-def test_tests_and_clients_are_the_same_for_all_seeds(small: LabelDataset):
+def test_tests_and_clients_are_the_same_for_all_seeds(small: FederatedDataset):
     again, other = scene_labels(**SMALL), scene_labels(**SMALL, seed=1)
     moved = scene_labels(**SMALL, test_seed=1)
     for name, split in small.clients.items():
@@ -165,7 +160,7 @@ def test_tests_and_clients_are_the_same_for_all_seeds(small: LabelDataset):
         assert not np.array_equal(pictures(split.test), pictures(moved.clients[name].test))
     for place, part in small.unseen.items():
         assert np.array_equal(pictures(part), pictures(other.unseen[place]))
-        assert np.array_equal(part.labels(), other.unseen[place].labels())
+        assert np.array_equal(part.labels.dense(), other.unseen[place].labels.dense())
 
 
 def test_sizes_and_tastes_are_as_skewed_as_asked():
@@ -177,9 +172,9 @@ def test_sizes_and_tastes_are_as_skewed_as_asked():
     assert max(sizes) > 50
     assert abs(np.mean(sizes) - 30) < 3  # the smallest ones are raised to 10, the others are not lowered
 
-    def apart(data: LabelDataset) -> float:
+    def apart(data: FederatedDataset) -> float:
         """Mean distance between a client's label shares and everybody's."""
-        shares = np.stack([split.train.labels().mean(axis=0) for split in data.clients.values()])
+        shares = np.stack([split.train.labels.dense().mean(axis=0) for split in data.clients.values()])
         return float(np.abs(shares - shares.mean(axis=0)).sum(axis=1).mean())
 
     assert apart(uneven) > 1.5 * apart(even)

@@ -128,10 +128,10 @@ def test_labels_are_united_and_renumbered(tmp_path: Path) -> None:
     before, after = (prepare(r)[1].dataset for r in (recipe, simulated))
     for name in SITES:
         rows = [split.clients[name].train for split in (before, after)]
-        told = [[e.table.labels_of(row) for row in e.rows] for e in rows]
+        told = [[e.labels.table.labels_of(row) for row in e.image_index] for e in rows]
         assert [set(labels) for labels in told[0]] == [set(labels) for labels in told[1]]
-        assert all((np.diff(rows[1].table.present.values[a:b]) > 0).all() for a, b in zip(
-            rows[1].table.present.offsets, rows[1].table.present.offsets[1:], strict=False
+        assert all((np.diff(rows[1].labels.table.present.values[a:b]) > 0).all() for a, b in zip(
+            rows[1].labels.table.present.offsets, rows[1].labels.table.present.offsets[1:], strict=False
         ))  # fmt: skip
 
 

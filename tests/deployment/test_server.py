@@ -83,7 +83,7 @@ def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
 
 
 def test_asynchronous_rounds_are_led_until_the_last_model_is_evaluated_everywhere(tmp_path: Path) -> None:
-    recipe, file = recipe_of("fedavg", "run.rounds=4", "run.buffer=2"), tmp_path / "recipe.toml"
+    recipe, file = recipe_of("fedavg", "run.rounds=4", "run.async.buffer=2"), tmp_path / "recipe.toml"
     file.write_text(recipe.to_toml())
     summary = run_server(recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)))
     lines = [json.loads(line) for line in (tmp_path / "state/metrics.jsonl").read_text().splitlines()]
@@ -100,8 +100,8 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         run_server(recipe_of("central"), tmp_path / "a", post)
     with pytest.raises(ValueError, match="no client 'nobody'"):
         run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
-        run_server(recipe_of("scaffold", "run.buffer=2"), tmp_path / "c", post)
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
+        run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
 
 def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:

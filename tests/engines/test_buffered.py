@@ -181,18 +181,18 @@ def test_worker_processes_give_the_same_bits_in_asynchronous_rounds() -> None:
     ],
 )
 def test_methods_without_asynchronous_rounds_say_why(algorithm: Algorithm, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"run\.buffer must be 0 for .*, got 2: .*{why}"):
+    with pytest.raises(ValueError, match=rf"run\.async\.buffer must be 0 for .*, got 2: .*{why}"):
         Simulation(toy_setup(algorithm), MemoryStore(), buffered=Buffered(2))
 
 
 def test_a_buffer_larger_than_the_population_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"run\.buffer must be at most the number of clients, 3, .* got 4"):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be at most the number of clients, 3, .* got 4"):
         Simulation(toy_setup(FedAvg()), MemoryStore(), buffered=Buffered(4))
 
 
 def test_late_clients_are_refused_in_asynchronous_rounds() -> None:
     late = Participation(joins={"client-1": 2})
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 together with run\.joins"):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 together with run\.joins"):
         Simulation(toy_setup(FedAvg()), MemoryStore(), participation=late, buffered=Buffered(2))
 
 

@@ -31,7 +31,7 @@ from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output
@@ -313,8 +313,8 @@ def test_divergence_of_private_tensors_is_noticed() -> None:
 
 
 def test_fine_tuning_has_its_own_schedule() -> None:
-    local = Local(epochs=1, batch_size=4, lr=0.05, schedule="linear")
-    assert local.factor(1.4) == 0.0
+    local = Local(epochs=1, batch_size=4, lr=0.05, schedule=Schedule("linear"))
+    assert local.schedule.factor(1.4) == 0.0
     _, plain = _records(toy_setup(FedAvgFT(finetune_epochs=0), local=local))
     _, tuned = _records(toy_setup(FedAvgFT(finetune_epochs=3), local=local))
     task, data = toy_setup(FedAvg()).task, toy_clients()["client-1"]

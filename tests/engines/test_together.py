@@ -20,7 +20,7 @@ from confed.federation import stacked_passes
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Message
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
@@ -108,7 +108,7 @@ def test_the_proximal_term_takes_part():
         ({"algorithm": Scaffold()}, "does not say that its objective is one loss per batch"),
         ({"build": lambda: Small(dropout=0.1)}, "dropout"),
         ({"build": lambda: Small(norm=True), "data": {"a": tables()["c1"], "b": tables()["c3"]}}, "normalises"),
-        ({"local": replace(SGD, schedule="cosine")}, "schedule"),
+        ({"local": replace(SGD, schedule=Schedule("cosine"))}, "schedule"),
         ({"local": replace(SGD, accumulate=2)}, "accumulate"),
         ({"local": replace(SGD, optimizer="adamax")}, "adamax"),
         ({"algorithm": FedAvg(update_privacy=UpdatePrivacy(clip=1.0, noise=0.1))}, "protected"),

@@ -27,8 +27,7 @@ def finished(finished_label_run: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
     examples = colours_dataset().clients["u1"].test
-    assert examples.pictures is not None
-    Image.fromarray(np.asarray(examples.pictures[int(examples.rows[2])])).save(tmp_path / "picture.png")
+    Image.fromarray(np.asarray(examples.images[int(examples.image_index[2])])).save(tmp_path / "picture.png")
     return tmp_path / "picture.png"
 
 

@@ -14,7 +14,6 @@ import torch
 from confed.comparison.refusals import fails
 from confed.data.controls import GREY, WordAnswers, controlled, controls_of, donors
 from confed.data.examples import TableData
-from confed.data.modal_tables import ModalTable
 from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe
@@ -82,7 +81,7 @@ def test_a_picture_of_most_questions_is_still_permuted():
 def test_examples_of_the_same_modalities_exchange_inputs():
     table = _table([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
     present = torch.tensor([[True, True, False, False]] * 3 + [[True, False, False, False]] * 3)
-    modal = ModalTable(table.images, table.image_index, table.columns, present=present)
+    modal = Table(table.images, table.image_index, table.columns, present=present)
     given = donors(modal, "image", torch.Generator().manual_seed(0))
     assert sorted(given[:3].tolist()) == [0, 1, 2]
     assert sorted(given[3:].tolist()) == [3, 4, 5]
@@ -191,7 +190,7 @@ def test_a_run_says_how_its_models_do_under_controls(finished: Path, tmp_path: P
 
 
 def test_the_constant_floor_is_the_most_frequent_answer(finished: Path):
-    dataset = load_data(load_recipe(finished / "recipe.toml")).questions
+    dataset = load_data(load_recipe(finished / "recipe.toml")).dataset
     found = json.loads((finished / "summary.json").read_text())["controls"]
     train = [answer for split in dataset.clients.values() for answer in split.train.answers]
     for place, split in dataset.clients.items():

@@ -117,10 +117,10 @@ def test_texts_longer_than_the_limit_lose_their_end_and_it_is_said_once() -> Non
     assert len([warning for warning in said if "lose their end" in str(warning.message)]) == 1
     texts = dict.fromkeys(
         text
-        for split in run_data.questions.clients.values()
+        for split in run_data.dataset.clients.values()
         for part in (split.train, split.validation, split.test)
         for text in part.questions
-    ) | dict.fromkeys(text for part in run_data.questions.unseen.values() for text in part.questions)
+    ) | dict.fromkeys(text for part in run_data.dataset.unseen.values() for text in part.questions)
     long = sum(len(text.split()) > 4 for text in texts)
     assert long
     assert str(said[0].message).startswith(f"{long} of {len(texts)} ")

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from confed.models.clip import clip
+from confed.models.grid_features import load_vision_encoder
 from confed.models.hf import hf
 from confed.models.hf.prompts import read_processor
 from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
-from confed.models.vision_features import load_vision_encoder
 from confed.prepare.checkpoints import convert_model
 from repository import ROOT
 from source_trees import nodes_of

@@ -248,6 +248,20 @@ def test_every_module_can_be_imported_and_its_public_names_exist() -> None:
         assert not missing, f"{name}: {missing}"
 
 
+def test_what_one_world_of_examples_replaced_is_gone() -> None:
+    gone = {
+        "LabelDataset", "LabelExamples", "LabelSplit", "LabelPool", "LabelTable", "LabelData", "LabelReading", "Both",
+        "LazyClients", "LazyTables", "Selected", "ModalTable", "CaptionTable", "federate_labels", "share_labels",
+        "share_questions", "label_facts", "encode_labels", "pool_labels", "kinds_of", "lazy_clients", "with_turns",
+        "answer_counts", "Dealing", "federate_chat",
+    }  # fmt: skip
+    for path in FILES:
+        named = set(re.findall(r"^ *(?:def |class )(\w+)", path.read_text(), re.MULTILINE))
+        assert not gone & named, path
+    for name in ("labelled", "label_tables", "label_federate", "modal_tables", "caption_tables", "table_concatenation"):
+        assert not (SOURCE / "data" / f"{name}.py").exists()
+
+
 def test_what_records_and_views_replaced_is_gone() -> None:
     gone = {"VIEWS", "HEADLINES", "MEASURES", "_VIEWS", "_MEAN_OF", "is_shown", "label_value_of", "strict_scores"}
     for path in [path for folder in ("results", "report", "api") for path in (SOURCE / folder).rglob("*.py")]:

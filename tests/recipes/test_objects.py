@@ -83,7 +83,7 @@ def test_the_task_follows_the_data() -> None:
     [
         ({"model": 3}, "model must be a name, a mapping .* or a torch.nn.Module; got int"),
         ({"algorithm": nn.Linear}, "algorithm must be a name, .* or an Algorithm; got type"),
-        ({"data": np.zeros(3)}, "data must be .* a FederatedDataset, LabelDataset, DataFrame or Dataset; got ndarray"),
+        ({"data": np.zeros(3)}, "data must be .* a FederatedDataset, DataFrame or Dataset; got ndarray"),
         ({"run": 3}, r"run must be a mapping of its keys \(rounds, cohort"),
         ({"run": {"ruonds": 3}}, "unknown key run.ruonds=3; did you mean 'rounds'"),
         ({"model": {"name": "vilt_tiny", "width": np.zeros(3)}}, "model.width must be a number, a text"),

@@ -100,7 +100,7 @@ def test_training_and_test_rows_have_what_their_pass_reads(tmp_path: Path) -> No
     assert {"answer_tokens", "answer_weight"} <= set(train.columns)
     assert "references" not in train.columns
     assert "answer_tokens" not in test.columns
-    examples = data.questions.clients["transport"].test
+    examples = data.dataset.clients["transport"].test
     references = unpack_texts(test.columns["references"])
     assert [set(own) for own in references] == [
         set(given) for given in examples.annotations or [[a] for a in examples.answers]

@@ -51,10 +51,10 @@ def test_who_has_examples_counts() -> None:
 def test_labels_pictures_and_owners_count() -> None:
     dataset = colours_dataset()
     first = dataset.clients["u0"]
-    darker = np.array(first.train.pictures)
+    darker = np.array(first.train.images)
     darker[0, 0, 0, 0] ^= 1
     parts = [dataset.clients, dict(list(dataset.clients.items())[1:]), {**dataset.clients, "u0": dataset.clients["u1"]}]
-    parts.append({**dataset.clients, "u0": replace(first, train=replace(first.train, pictures=darker))})
+    parts.append({**dataset.clients, "u0": replace(first, train=replace(first.train, images=darker))})
     assert len({data_digest(replace(dataset, clients=clients)) for clients in parts}) == 4
     assert data_digest(dataset) == data_digest(colours_dataset())
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from confed.data.encode import encode
 from confed.data.examples import Examples, channels_first
-from confed.data.table import Table
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import Table, concatenate_tables
 from confed.datasets.scenes import scenes
 from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.federation.checkpoint import CorruptCheckpoint

@@ -16,7 +16,7 @@ FEW = ["study.methods=[]", "data.train=8", "data.validation=4", "data.test=4", "
 def test_questions_that_lose_their_end_are_counted_and_said():
     with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'scenes' .*max_length = 6 .*lose their end"):
         _, run_data = prepare(load_recipe("fedvqa_scenes", [*FEW, "model.max_length=6"]))
-    data = run_data.questions
+    data = run_data.dataset
     parts = [part for split in data.clients.values() for part in (split.train, split.validation, split.test)]
     texts = {text for part in (*parts, *data.unseen.values()) for text in part.questions}
     # Six positions are four words between [CLS] and [SEP]; punctuation is no word.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.federation.protocols import Output
@@ -21,7 +21,7 @@ COARSE = {"red": "warm", "green": "cold", "blue": "cold", "never": "warm"}
 CLIENTS, EACH = 4, 12
 
 
-def colours_dataset(validation: bool = True, seed: int = 0) -> LabelDataset:
+def colours_dataset(validation: bool = True, seed: int = 0) -> FederatedDataset:
     """Pictures whose channels are bright where the label is present; client 3 has no test examples."""
     del seed
     rng = np.random.default_rng(0)
@@ -33,19 +33,19 @@ def colours_dataset(validation: bool = True, seed: int = 0) -> LabelDataset:
         for i, row in enumerate(truth)
     ]
     table = build_table(records, LABELS)[""]
-    kinds = np.array([("pen", "ink")[i % 2] for i in range(len(truth))])
+    kinds = [("pen", "ink")[i % 2] for i in range(len(truth))]
 
-    def examples(start: int, stop: int) -> LabelExamples:
-        return LabelExamples(table, pictures, np.arange(start, stop, dtype=np.int64), kinds)
+    def examples(start: int, stop: int) -> Examples:
+        return Examples.labelled(table, pictures, np.arange(start, stop, dtype=np.int64), kinds)
 
-    clients: dict[str, LabelSplit] = {}
+    clients: dict[str, Split] = {}
     for k in range(CLIENTS):
         a = k * EACH
         middle = a + 8 if validation else a + 6
         stop = a + EACH if k < CLIENTS - 1 else middle
-        clients[f"u{k}"] = LabelSplit(examples(a, a + 6), examples(a + 6, middle), examples(middle, stop))
+        clients[f"u{k}"] = Split(examples(a, a + 6), examples(a + 6, middle), examples(middle, stop))
     unseen = {"abroad": examples(CLIENTS * EACH, len(truth) - 4), "validation": examples(len(truth) - 4, len(truth))}
-    return LabelDataset("colours", LABELS, clients, unseen, {"origin": "made up"}, coarse=COARSE)
+    return FederatedDataset("colours", LABELS, clients, unseen, facts={"origin": "made up"}, coarse=COARSE)
 
 
 class Colours(nn.Module):

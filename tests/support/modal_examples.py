@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from confed.data.encode import encode
+from confed.data.encode import encode, with_modalities
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
 from confed.data.sounds import Sounds
+from confed.data.table import Table
 from confed.data.time_series import Series
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
@@ -114,7 +114,7 @@ def both(answers: Sequence[str], vocab_size: int, *, seed: int = 0) -> nn.Module
 sums.tokenizer = both.tokenizer = WordTokenizer  # type: ignore[attr-defined]
 
 
-def table(of: Examples) -> ModalTable:
+def table(of: Examples) -> Table:
     pictures = torch.zeros(1, 3, 0, 0, dtype=torch.uint8) if isinstance(of.images, NoPictures) else None
     kinds = sorted(set(of.types))
     return with_modalities(encode(of, WordTokenizer(["dark", "bright"]), ("no", "yes"), kinds, pictures), of)

@@ -10,7 +10,6 @@ from torch import nn
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import words
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.data.picture_files import PictureFiles
@@ -82,7 +81,7 @@ def _asking(split: Split, question: str) -> Split:
     return Split(*asked)
 
 
-def own_shades(only: str = "", train: int = 8, test: int = 4, *, seed: int = 0) -> LabelDataset:
+def own_shades(only: str = "", train: int = 8, test: int = 4, *, seed: int = 0) -> FederatedDataset:
     """Pictures with any number of colours; a hospital names its own two, and no others.
 
     Args:
@@ -93,7 +92,7 @@ def own_shades(only: str = "", train: int = 8, test: int = 4, *, seed: int = 0) 
     """
     names = [name for name in CLIENTS if only in ("", name)]
     labels = tuple(sorted({colour for name in names for colour in CLIENTS[name]}))
-    clients: dict[str, LabelSplit] = {}
+    clients: dict[str, Split] = {}
     for name in names:
         rng = np.random.default_rng([seed, list(CLIENTS).index(name)])
         truth = rng.random((train + 2 * test, 2)) < 0.5
@@ -103,10 +102,10 @@ def own_shades(only: str = "", train: int = 8, test: int = 4, *, seed: int = 0) 
             LabelRecord(Path("made up"), i, f"{name}-{i}", tuple(np.array(CLIENTS[name])[row]), picture=f"{i}.png")
             for i, row in enumerate(truth)
         ]
-        table, kinds = build_table(records, labels)[""], np.array([name] * len(truth))
+        table, kinds = build_table(records, labels)[""], [name] * len(truth)
         rows = np.split(np.arange(len(truth)), [train, train + test])
-        clients[name] = LabelSplit(*(LabelExamples(table, pictures, own.astype(np.int64), kinds) for own in rows))
-    return LabelDataset("shades", labels, clients, {})
+        clients[name] = Split(*(Examples.labelled(table, pictures, own.astype(np.int64), kinds) for own in rows))
+    return FederatedDataset("shades", labels, clients, {})
 
 
 class Means(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from confed.algorithms.feddat import FedDAT
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.engines.perform import Workspace
 from confed.federation.client import Client
 from confed.federation.families.branches import Branches

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, percent_cell, points_cell
-from confed.data.labelled import LabelDataset
 from confed.federation.randomness import derive
 from confed.federation.specs import model_spec
 from confed.losses.label_states import UNKNOWN, share_of_states
@@ -63,7 +62,7 @@ def tell(
     labels: dict[str, str] = {}
     for folder, name in zip(paths, names_of(paths), strict=True):
         victim = open_victim(folder, client, name)
-        if not isinstance(victim.run_data.dataset, LabelDataset):
+        if victim.run_data.dataset.kind != "labels":
             raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
         if not model_spec(victim.model).reads_states:
             notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")

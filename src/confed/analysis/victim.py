@@ -201,7 +201,7 @@ def test_table(victim: Victim, place: str) -> Table:
 
 
 def test_examples(victim: Victim, place: str) -> Examples:
-    return victim.run_data.questions.clients[place].test
+    return victim.run_data.dataset.clients[place].test
 
 
 def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,10 @@
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
+from operator import itemgetter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,7 +16,6 @@ from confed import registry
 
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset
-    from confed.data.labelled import LabelDataset, LabelExamples
 
 
 _SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
@@ -35,7 +35,6 @@ def describe(
     """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page."""
     from confed.data.faults import faults
     from confed.data.imputation import drop_modalities, missing_of
-    from confed.data.labelled import LabelDataset
     from confed.data.pictures import fitted
     from confed.data.readable import leave_out_unreadable
     from confed.recipes.recipe import load_recipe, pictures_of
@@ -56,8 +55,8 @@ def describe(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with fitted(fit):
-            dataset: FederatedDataset | LabelDataset = constructor(**values)
-        if not isinstance(dataset, LabelDataset):
+            dataset: FederatedDataset = constructor(**values)
+        if dataset.kind != "labels":
             dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     for warning in told:
         warnings.warn(warning.message, stacklevel=2)
@@ -87,7 +86,7 @@ def describe(
     return description
 
 
-def _draw_answers(dataset: "FederatedDataset | LabelDataset", out: Path) -> Path:
+def _draw_answers(dataset: "FederatedDataset", out: Path) -> Path:
     """The figure of each place's answers, as SVG or PNG by the file's ending."""
     from confed.report.figures.answers import answers_of
 
@@ -128,56 +127,45 @@ Shown = Sequence[tuple[np.ndarray, str]]
 """Pictures with a text each."""
 
 
-def _shown(dataset: "FederatedDataset | LabelDataset") -> Shown:
+def _shown(dataset: "FederatedDataset") -> Shown:
     """Twelve pictures from training examples, client by client, evenly over each one's."""
-    from confed.data.labelled import LabelDataset
-
-    cells_of: Any = _label_cells if isinstance(dataset, LabelDataset) else _cells
     names = list(dataset.clients)
     of_clients: list[Shown] = []
     for name in names[:: -(-len(names) // TWELVE) or 1]:
-        of_clients.append(cells_of(dataset.clients[name].train, -(-TWELVE // len(names)), spread=True))
+        of_clients.append(_cells(dataset.clients[name].train, -(-TWELVE // len(names)), spread=True))
     return list(filter(None, chain.from_iterable(zip_longest(*of_clients))))[:TWELVE]
 
 
-def _described(
-    name: str, dataset: "FederatedDataset | LabelDataset", out: Path | None, shown: Shown, how: str
-) -> dict[str, Any]:
+def _described(name: str, dataset: "FederatedDataset", out: Path | None, shown: Shown, how: str) -> dict[str, Any]:
     """Counts, answers and facts, and the sheet, which begins with pictures as a model reads them."""
-    from confed.data.labelled import LabelDataset
+    from confed.data.lazy import Lazy
     from confed.data.modalities import is_modal
 
-    parts = list(_parts(dataset))
+    labelled, modal, facts = dataset.kind == "labels", is_modal(dataset), dict(dataset.facts)
+    few = LISTED if labelled or isinstance(dataset.clients, Lazy) else None
+    rows: list[dict[str, Any]] = []
     places: list[tuple[str, Shown]] = []
-    if isinstance(dataset, LabelDataset):
-        name, facts, count = dataset.name, _label_facts(dataset), len(dataset.labels)
-        rows = [_label_row(dataset, *entry) for entry in parts]
-        drawn = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
-        if out is not None and not drawn:
+    for place, role, examples in dataset.placed(few):
+        rows.append({**_row(place, role, examples), **(_modal_row(examples) if modal else {})})
+        if out is not None and role in ("train", "unseen") and (cells := _cells(examples, _SHEET_COLUMNS)):
+            places.append((place, cells))
+    if labelled:
+        name = dataset.name
+        listed = f", of which the first {LISTED} are listed" if len(dataset.clients) > LISTED else ""
+        facts = {"clients": f"{len(dataset.clients)}{listed}", **facts}
+        facts |= {"coarse labels": str(len(set(dataset.coarse.values())))} if dataset.coarse else {}
+        places = places[:_SHEET_ROWS]
+        if out is not None and not any(examples.tables["image"] for examples in dataset.everything):
             raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
-        places += [(place, _label_cells(e, _SHEET_COLUMNS)) for place, e in drawn[:_SHEET_ROWS]] if out else []
-    else:
-        modal, facts, count = is_modal(dataset), dict(dataset.facts), len(dataset.answers)
-        rows = [{**_row(*entry), **(_modal_row(entry[2]) if modal else {})} for entry in parts]
-        for place, role, examples in parts if out else ():
-            if role in ("train", "unseen") and (cells := _cells(examples, _SHEET_COLUMNS)):
-                places.append((place, cells))
-    description = {"name": name, "answers": count, "words": len(dataset.words), "rows": rows, "facts": facts}
+    description = {
+        "name": name, "answers": len(dataset.answers), "words": len(dataset.words), "rows": rows, "facts": facts,
+    }  # fmt: skip
     if out is not None:
         starts = range(0, len(shown), _SHEET_COLUMNS)
         first = [("" if start else how, shown[start : start + _SHEET_COLUMNS]) for start in starts]
         _draw_sheet([*first, *places], out)
         description["sheet"] = str(out)
     return description
-
-
-def _label_facts(dataset: "LabelDataset") -> dict[str, str]:
-    facts = {"clients": str(len(dataset.clients)), **dataset.facts}
-    if len(dataset.clients) > LISTED:
-        facts["clients"] += f", of which the first {LISTED} are listed"
-    if dataset.coarse:
-        facts["coarse labels"] = str(len(set(dataset.coarse.values())))
-    return facts
 
 
 def _public(constructor: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,17 +195,6 @@ def _option(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _parts(dataset: "FederatedDataset | LabelDataset") -> Iterator[tuple[str, str, Any]]:
-    """Place, role and examples; of the clients of multi-label data the first ones."""
-    from confed.data.labelled import LabelDataset
-
-    for name in islice(dataset.clients, LISTED if isinstance(dataset, LabelDataset) else None):
-        for role, examples in dataset.clients[name].roles.items():
-            yield name, role, examples
-    for name, examples in dataset.unseen.items():
-        yield name, "unseen", examples
-
-
 def _modal_row(examples: "Examples") -> dict[str, Any]:
     """Modalities of examples, and the number of different recordings and series."""
     from confed.data.examples import presence
@@ -240,28 +217,16 @@ def _modal_row(examples: "Examples") -> dict[str, Any]:
 def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     from confed.data.examples import presence
 
-    counts = Counter(examples.answers)
-    answer, count = counts.most_common(1)[0] if counts else ("none", 0)
+    counts = examples.target.counts()
+    answer, count = max(counts.items(), key=itemgetter(1), default=("none", 0))
+    most = f"{answer} ({count / max(len(examples), 1):.1%})"
     return {
         "place": place,
         "role": role,
         "questions": len(examples),
         "pictures": len(set(np.ravel(examples.image_index[presence(examples)[:, 0]]).tolist())),
-        "answers": len(counts),
-        "most_frequent": f"{answer} ({count / max(len(examples), 1):.1%})",
-    }
-
-
-def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelExamples") -> dict[str, Any]:
-    counts = examples.counts()
-    most = int(counts.argmax())
-    return {
-        "place": place,
-        "role": role,
-        "questions": len(examples),
-        "pictures": len(set(examples.rows.tolist())) if examples.pictures is not None else 0,
-        "answers": int((counts > 0).sum()),
-        "most_frequent": f"{dataset.labels[most]} ({counts[most] / len(examples):.1%})" if counts[most] else "none",
+        "answers": sum(number > 0 for number in counts.values()),
+        "most_frequent": most if count or examples.labels is None else "none",
     }
 
 
@@ -269,17 +234,6 @@ def _evenly(rows: list[int], most: int) -> list[int]:
     """At most so many of some rows, evenly spaced."""
     count = min(len(rows), most)
     return [rows[number * len(rows) // count] for number in range(count)]
-
-
-def _label_cells(examples: "LabelExamples", most: int, *, spread: bool = False) -> Shown:
-    """Pictures of some examples, each with its labels."""
-    if examples.pictures is None or 0 in examples.pictures.shape:
-        return []
-    rows = examples.rows.tolist()
-    cells: list[tuple[np.ndarray, str]] = []
-    for row in _evenly(rows, most) if spread else rows[:most]:
-        cells.append((examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none"))
-    return cells
 
 
 def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
@@ -293,7 +247,8 @@ def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
     each = sorted({int(first[row]): int(row) for row in with_picture[::-1]}.values())
     cells: list[tuple[np.ndarray, str]] = []
     for row in _evenly(each, most) if spread else each[:most]:
-        cells.append((examples.images[int(first[row])], f"{examples.questions[row]} {examples.answers[row]}"))
+        answer = examples.answers[row] if examples.labels is None else examples.target.text(row) or "none"
+        cells.append((examples.images[int(first[row])], f"{examples.questions[row]} {answer}".lstrip()))
     return cells
 
 

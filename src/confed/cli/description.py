@@ -46,9 +46,9 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
         meanings = described(parent.__doc__ or "") | meanings if parent is not object else meanings
     listed: list[Setting] = []
     for name, keyword in keywords(constructor, skip).items():
-        inner, meaning = _table(hints.get(name, Any)), meanings.get(name, "")
+        inner, meaning = _table(hints.get(keyword.parameter, Any)), meanings.get(keyword.parameter, "")
         default = "" if inner or keyword.required else _toml(keyword.make())
-        kind = "table" if inner else _kind(hints.get(name))
+        kind = "table" if inner else _kind(hints.get(keyword.parameter))
         listed.append(Setting(f"{prefix}{name}", kind, default, keyword.required, meaning))
         if inner:
             listed += settings(inner, (), f"{prefix}{name}.")

@@ -5,22 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from confed.data.chat import Said, pictures_shown, transcript
 from confed.data.chat_files import ChatRecord
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, federate, floors, words
+from confed.data.federate import Pool, federate, floors, tests_held_out, words
 from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import first_copies_of_files, joined_groups, note_copies, warn_of_sides
 from confed.data.intake.walk import role_of
+from confed.data.options import Options
 from confed.data.owners import with_owner
-from confed.data.partitions import hold_out
-from confed.data.picture_files import HELD, Check, PictureFiles
+from confed.data.picture_files import HELD, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.federation.ranges import BELOW_ONE
 
 # Clusters of pictures that look alike, by the colours of their parts ------------------------------------------
 
@@ -72,38 +73,29 @@ Turns = Literal["each", "last"]
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """Options of how conversations are shared out.
+class Dealing(Options):
+    """Options of how conversations are shared out, beside those of all datasets.
 
     Attributes:
-        partition: see :data:`Partition`; None: "client" where lines have one, otherwise "iid".
-        clients: number of clients, where no column says who they are.
-        skew: column that "dirichlet" skews by, "answer", or "cluster".
-        unseen: places that no client trains on.
-        validation: share of a client's training groups held out, where no line is of the split "validation".
-        test_share: share held out as tests, where no line is of the split "test".
-        max_train: most training examples per client.
-        max_test: most test examples per client and unseen place.
-        turns: which answers are examples.
-        seed: chooses validation and, under ``max_train``, training examples.
+        columns: what a column is here -> its name in the files.
+        question: what is asked where rows have only pictures and an answer.
+        skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
+        turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
+        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
     """
 
-    partition: Partition | None = None
-    clients: int = 4
-    alpha: float = 0.5
+    partition: str | None = None
+    validation: Annotated[float, BELOW_ONE] = 0.1
+    test_share: Annotated[float, BELOW_ONE] = 0.2
+    columns: Mapping[str, str] | None = None
+    question: str = ""
     skew: str = "answer"
-    unseen: Sequence[str] = ()
-    validation: float = 0.1
-    test_share: float = 0.2
-    max_train: int | None = None
-    max_test: int | None = None
     turns: Turns = "each"
-    seed: int = 0
+    fold_case: bool = False
 
 
 def shown_files(
-    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, *, size: int, unreadable: float,
-    check: Check,
+    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, options: Options
 ) -> tuple[list[ChatRecord], PictureFiles, dict[str, int]]:  # fmt: skip
     """Conversations that name their pictures by files, these files, and the row of each; equal files are one."""
     names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
@@ -117,15 +109,15 @@ def shown_files(
     shown: list[ChatRecord] = []
     for record in records:
         shown.append(replace(record, pictures=tuple(file_of[name] for name in record.pictures)))
-    return shown, PictureFiles(index, size, unreadable=unreadable, check=check), index
+    return shown, options.pictures(index), index
 
 
-def federate_chat(
+def share_conversations(
     name: str,
     records: Sequence[ChatRecord],
     pictures: np.ndarray | Pictures,
     index: Mapping[str, int],
-    how: Dealing,
+    options: Dealing,
     facts: Mapping[str, str],
     account: Account,
 ) -> FederatedDataset:
@@ -133,7 +125,8 @@ def federate_chat(
 
     Conversations that share a picture, a patient or a document have one role unless a column of splits says otherwise,
     and one owner unless a column says that. Where every one is a single question about a single picture, examples are
-    plain questions, which all models read.
+    plain questions, which all models read. Without a partition it is "client" where lines have one, otherwise "iid";
+    ``skew`` is the column that "dirichlet" skews by, "answer", or "cluster".
     """
     account.check_remains(len(records))
     if not records:
@@ -141,34 +134,30 @@ def federate_chat(
     if not index:
         raise ValueError(f"{name}: expected pictures in the conversations, found none")
     _check_names(records)
+    skew = options.skew
     has_clients = any(record.columns.get("client", "").strip() for record in records)
-    partition = how.partition or ("client" if has_clients else "iid")
-    records = _owned(records, partition, how.unseen, account)
+    partition = options.partition or ("client" if has_clients else "iid")
+    records = _owned(records, partition, options.unseen, account)
     together = joined_groups((*record.pictures, *record.united) for record in records)
-    examples, owner = _examples(records, pictures, index, how.turns)
+    examples, owner = _examples(records, pictures, index, options.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
-    if CLUSTER in (how.partition, how.skew):
-        clusters = picture_clusters(pictures, how.clients)
+    if CLUSTER in (partition, skew):
+        clusters = picture_clusters(pictures, options.clients)
         speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all
         firsts = [index[record.pictures[0]] if record.pictures else -1 for record in speakers]
         column[CLUSTER] = np.array(["none" if row < 0 else f"cluster {clusters[row]}" for row in firsts])
-    roles = _roles(records, column["split"], how, column["client"], together)
+    roles = _roles(records, column["split"], options.test_share, column["client"], together)
     whole = {key for key in column if key == partition or (column[key] != "").all()}
     keys = {key: column[key][owner] for key in column if key != "split" and key in whole}
-    skew = {"answer": np.asarray(examples.answers), **keys}
-    if partition == "dirichlet" and how.skew not in skew:
-        raise ValueError(f"data.skew must be one of {', '.join(skew)}, columns that every line has; got {how.skew!r}")
+    skews = {"answer": np.asarray(examples.answers), **keys}
+    if partition == "dirichlet" and skew not in skews:
+        raise ValueError(f"data.skew must be one of {', '.join(skews)}, columns that every line has; got {skew!r}")
     pool = Pool(
-        examples, roles[owner], column["place"][owner], keys, together[owner], skew.get(how.skew),
+        examples, roles[owner], column["place"][owner], keys, together[owner], skews.get(skew),
+        unseen_roles=("train", "val", "test"), newcomers=tuple(keys),
     )  # fmt: skip
-    splits, places = federate(
-        pool, partition, unseen=how.unseen, unseen_roles=("train", "val", "test"), clients=how.clients,
-        alpha=how.alpha, validation=how.validation, max_train=how.max_train, max_test=how.max_test, seed=how.seed,
-    )  # fmt: skip
-    if partition in keys:
-        strange = (pool.roles == "test") & ~np.isin(keys[partition], list(splits)) & ~np.isin(pool.scenes, how.unseen)
-        places |= {"newcomers": examples.take(np.flatnonzero(strange))} if strange.any() else {}
+    splits, places = federate(pool, replace(options, partition=partition, test_share=0.0))
     training_answers = [row for row, role in zip(examples.answers, pool.roles, strict=True) if role != "test"]
     dataset = FederatedDataset(
         name, tuple(sorted(set(training_answers))), splits, places, words(examples.questions),
@@ -247,22 +236,11 @@ def _owned(
 
 
 def _roles(
-    records: Sequence[ChatRecord], split: np.ndarray, how: Dealing, client: np.ndarray, together: np.ndarray
+    records: Sequence[ChatRecord], split: np.ndarray, test_share: float, client: np.ndarray, together: np.ndarray
 ) -> np.ndarray:
     """Role of each conversation; where none is a test, a share of each client's is."""
-    given = [role_of(text, record.where) for record, text in zip(records, split.tolist(), strict=True)]
-    if not 0 <= how.test_share < 1:
-        raise ValueError(f"data.test_share must be a share in [0, 1), got {how.test_share}")
-    roles = np.array([role or "train" for role in given], dtype=object)
+    roles = np.array([role_of(text, r.where) or "train" for r, text in zip(records, split.tolist(), strict=True)])
     if (roles == "test").any():
         united = [row for row, record in enumerate(records) if record.united]
         warn_of_sides(together[united], roles[united].tolist(), [" and ".join(records[row].united) for row in united])
-        return roles.astype(str)
-    names = sorted(set(client.tolist()))
-    pairs = np.unique(np.stack([together, np.searchsorted(names, client)]), axis=1)
-    if len(np.unique(together)) < pairs.shape[1]:  # what several clients have is a test for all of them, or for none
-        client, names = np.full(len(client), ""), [""]
-    for number, name in enumerate(names):
-        rows = np.flatnonzero((client == name) & (roles == "train"))
-        roles[rows[hold_out(together[rows], how.test_share, np.random.default_rng([4, number]))]] = "test"
-    return roles.astype(str)
+    return tests_held_out(roles.astype("<U5"), client, together, test_share)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.examples import Examples, FederatedDataset, presence
+from confed.data.lazy import NoTexts
 from confed.data.picture_tables import NoPictures
 
 METADATA = "croissant.json"
@@ -78,7 +78,7 @@ _CONTEXT: Mapping[str, Any] = {
 }
 
 
-def write_croissant(dataset: FederatedDataset | LabelDataset, folder: Path, source: str = "") -> list[Path]:
+def write_croissant(dataset: FederatedDataset, folder: Path, source: str = "") -> list[Path]:
     """Table of examples, archive of pictures and Croissant metadata of a dataset."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; name a folder that does not")
@@ -86,11 +86,10 @@ def write_croissant(dataset: FederatedDataset | LabelDataset, folder: Path, sour
     folder.mkdir(parents=True, exist_ok=True)
     archive, rows = _Archive(folder / _PICTURES), list[dict[str, str]]()
     with archive:
-        for place, role, examples in _parts(dataset):
+        for place, role, examples in dataset.placed():
             unseen = role == "unseen"
             placed = {"client": "" if unseen else place, "place": place, "split": "test" if unseen else role}
-            records = _labelled(examples, archive) if isinstance(examples, LabelExamples) else _asked(examples, archive)
-            rows += [placed | row for row in records]
+            rows += [placed | row for row in _records(examples, archive)]
     used: list[str] = []
     for name in _COLUMNS:
         if any(row.get(name) for row in rows):
@@ -133,54 +132,32 @@ class _Archive:
         return self._names[key]
 
 
-def _check(dataset: FederatedDataset | LabelDataset) -> None:
+def _check(dataset: FederatedDataset) -> None:
     if dataset.elsewhere is not None:
         raise ValueError(f"the examples of {dataset.name!r} are not here, a card stands for them")
-    for place, _, examples in _parts(dataset):
-        if isinstance(examples, LabelExamples):
-            continue
+    for place, _, examples in dataset.placed():
         lacking = {
             "recordings": examples.sounds, "series": examples.series, "conversations": examples.conversations,
             "texts before examples": examples.before,
         }  # fmt: skip
         kind = next((name for name, held in lacking.items() if held is not None), "")
-        kind = kind or ("features in place of pictures" if isinstance(examples.images, NoPictures) else "")
+        if examples.labels is None and isinstance(examples.images, NoPictures):
+            kind = kind or "features in place of pictures"
         if kind:
             raise ValueError(f"{dataset.name!r} cannot be written as Croissant: the examples of {place!r} have {kind}")
 
 
-def _parts(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, str, Examples | LabelExamples]]:
-    for client in dataset.clients:
-        for role, examples in dataset.clients[client].roles.items():
-            yield client, role, examples
-    for place, examples in dataset.unseen.items():
-        yield place, "unseen", examples
-
-
-def _asked(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
+def _records(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
     lists = {"answers": examples.annotations, "choices": examples.choices, "captions": examples.captions}
-    has_picture = None if examples.present is None else examples.present.get("image")
+    texts = {"question": examples.questions, "answer": examples.answers, "type": examples.types}
+    texts = {key: column for key, column in texts.items() if not isinstance(column, NoTexts)}
+    has_picture = presence(examples)[:, 0]
     for row, name in enumerate(examples.names):
-        pictures = np.atleast_1d(examples.image_index[row]).tolist() if has_picture is None or has_picture[row] else []
-        record = {
-            "id": name,
-            "question": examples.questions[row],
-            "answer": examples.answers[row],
-            "type": examples.types[row],
-        }
+        record = {"id": name} | {key: column[row] for key, column in texts.items()}
+        pictures = np.atleast_1d(examples.image_index[row]).tolist() if has_picture[row] else []
         record |= {key: archive.name(examples.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
-        yield record | {key: _list(held[row]) for key, held in lists.items() if held is not None}
-
-
-def _labelled(examples: LabelExamples, archive: _Archive) -> Iterator[dict[str, str]]:
-    texts = examples.table.texts
-    for row in examples.rows.tolist():
-        record = {"id": examples.table.names[row], "labels": _list(examples.table.labels_of(row))}
-        if examples.pictures is not None:
-            record["image"] = archive.name(examples.pictures, row)
-        if texts is not None:
-            record["question"] = texts[row]
-        yield record | ({} if examples.types is None else {"type": str(examples.types[row])})
+        record |= {key: _list(held[row]) for key, held in lists.items() if held is not None}
+        yield record if examples.labels is None else {**record, "labels": _list(examples.labels.of(row))}
 
 
 def _list(values: Any) -> str:
@@ -196,7 +173,7 @@ def _write_table(path: Path, columns: list[str], rows: list[dict[str, str]]) -> 
 
 
 def _metadata(
-    dataset: FederatedDataset | LabelDataset,
+    dataset: FederatedDataset,
     folder: Path,
     columns: list[str],
     source: str,

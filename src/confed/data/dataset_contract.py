@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.picture_tables import NoPictures
+from confed.data.targets import Class, Soft
 from confed.federation.file_names import Title
 
-Dataset = FederatedDataset | LabelDataset
 MOST_CLIENTS = 100
 """Clients that are looked at; all are built alike."""
 
@@ -49,8 +48,8 @@ def dataset_faults(build: Callable[..., Any], options: Mapping[str, Any]) -> Ite
         return
     before = _global_states()
     dataset = build(**options)
-    if not isinstance(dataset, Dataset):
-        yield DATASET_CHECKS[1], f"must return a FederatedDataset or a LabelDataset, got {type(dataset).__name__}"
+    if not isinstance(dataset, FederatedDataset):
+        yield DATASET_CHECKS[1], f"must return a FederatedDataset, got {type(dataset).__name__}"
         return
     if _global_states() != before:
         needed = "draw from np.random.default_rng(seed) or torch.Generator().manual_seed(seed)"
@@ -70,7 +69,7 @@ def dataset_faults(build: Callable[..., Any], options: Mapping[str, Any]) -> Ite
         yield from _faults_of_account(dataset)
 
 
-def _faults_of_parts(dataset: Dataset) -> Iterator[tuple[str, str]]:
+def _faults_of_parts(dataset: FederatedDataset) -> Iterator[tuple[str, str]]:
     """Faults in the clients' examples and in those of unseen places."""
     for name in chain(islice(dataset.clients, MOST_CLIENTS), dataset.unseen):
         if fault := Title.fault(name):
@@ -86,14 +85,9 @@ def _faults_of_parts(dataset: Dataset) -> Iterator[tuple[str, str]]:
             twice = next(name for name in names if names.count(name) > 1)
             yield DATASET_CHECKS[4], f"names two {role} examples of {place} {twice!r}: tests pair runs by these names"
             return
-        if (
-            isinstance(examples, Examples)
-            and examples.choices is None
-            and not dataset.outside
-            and not dataset.answer_sets
-        ):
+        if type(examples.target) in (Class, Soft) and not dataset.outside and not dataset.answer_sets:
             strange = next((answer for answer in examples.answers if answer not in answers), None)
-            if strange is not None and examples.captions is None and examples.conversations is None:
+            if strange is not None:
                 yield DATASET_CHECKS[5], f"answers a {role} example of {place} with {strange!r}, which answers lacks"
                 return
         if role != "test":
@@ -106,7 +100,7 @@ def _faults_of_parts(dataset: Dataset) -> Iterator[tuple[str, str]]:
             return
 
 
-def _faults_of_account(dataset: Dataset) -> Iterator[tuple[str, str]]:
+def _faults_of_account(dataset: FederatedDataset) -> Iterator[tuple[str, str]]:
     """Faults of what is said of the rows of files."""
     account = dataset.account
     if account is None:
@@ -118,16 +112,13 @@ def _faults_of_account(dataset: Dataset) -> Iterator[tuple[str, str]]:
         yield DATASET_CHECKS[10], f"has an account that does not add up: {account}"
 
 
-def _parts(dataset: Dataset) -> Iterator[tuple[str, str, Any]]:
+def _parts(dataset: FederatedDataset) -> Iterator[tuple[str, str, Examples]]:
     """Client or place, role, and the examples."""
-    for client in islice(dataset.clients, MOST_CLIENTS):
-        for role, examples in dataset.clients[client].roles.items():
-            yield client, role, examples
-    for place, examples in dataset.unseen.items():
-        yield place, "test", examples
+    for place, role, examples in dataset.placed(MOST_CLIENTS):
+        yield place, "test" if role == "unseen" else role, examples
 
 
-def _tests(dataset: Dataset) -> dict[str, list[Any]]:
+def _tests(dataset: FederatedDataset) -> dict[str, list[Any]]:
     """Names and targets of the test examples of each client and place."""
     tests: dict[str, list[Any]] = {}
     for place, role, examples in _parts(dataset):
@@ -136,7 +127,7 @@ def _tests(dataset: Dataset) -> dict[str, list[Any]]:
     return tests
 
 
-def _digests(dataset: Dataset) -> dict[tuple[str, str], list[Any]]:
+def _digests(dataset: FederatedDataset) -> dict[tuple[str, str], list[Any]]:
     """Names, targets and pictures of each part."""
     digests: dict[tuple[str, str], list[Any]] = {}
     for place, role, examples in _parts(dataset):
@@ -144,21 +135,18 @@ def _digests(dataset: Dataset) -> dict[tuple[str, str], list[Any]]:
     return digests
 
 
-def _targets(examples: Examples | LabelExamples) -> list[Any]:
-    if isinstance(examples, LabelExamples):
-        return examples.labels().tolist()
-    return [list(examples.questions), list(examples.answers)]
+def _targets(examples: Examples) -> list[Any]:
+    return [list(examples.questions), [examples.target.text(row) for row in range(len(examples))]]
 
 
-def _pictures(examples: Examples | LabelExamples) -> list[bytes]:
+def _pictures(examples: Examples) -> list[bytes]:
     """Digest of each picture that examples show."""
-    if isinstance(examples, LabelExamples):
-        table, numbers = examples.pictures, examples.rows
-    else:
-        table, numbers = examples.images, np.unique(examples.image_index)
-    if table is None or isinstance(table, NoPictures):
+    if isinstance(examples.images, NoPictures):
         return []
-    return [hashlib.blake2b(np.ascontiguousarray(table[int(number)]).tobytes()).digest() for number in numbers]
+    digests: list[bytes] = []
+    for number in np.unique(examples.image_index).tolist():
+        digests.append(hashlib.blake2b(np.ascontiguousarray(examples.images[number]).tobytes()).digest())
+    return digests
 
 
 def _global_states() -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Examples of visual question answering as plain tables, and federated datasets of them.
+"""Examples of pictures, texts and what is asked of them as plain tables, and federated datasets of them.
 
 A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictures, split by client. Only
 :func:`confed.data.encode.encode` turns it into tensors, with the tokenizer of the chosen backbone, so that one dataset
@@ -7,9 +7,11 @@ serves every model.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import InitVar, dataclass, field
-from itertools import chain
-from typing import NamedTuple
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
+from inspect import signature
+from itertools import chain, islice
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +20,18 @@ from torch import Tensor
 from confed.data.chat import Conversation, pictures_shown
 from confed.data.controls import controlled
 from confed.data.intake.account import Account
+from confed.data.lazy import Lazy, NoTexts, Taken, shared_columns, take_rows
+from confed.data.ml_files.table import MultiLabelTable
 from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
 from confed.data.table import Table
+from confed.data.targets import Choice, Class, Dialogue, Kind, Labels, Soft, Target, Text
 from confed.data.time_series import Series
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
+from confed.losses.label_states import label_states
 
 # A client's data as three tables: training, validation and test examples --------------------------------------
 
@@ -35,14 +41,30 @@ class Source:
 
 
 class TableData:
-    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
+    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`.
+
+    Attributes:
+        known: largest share of labels that are known in training, drawn anew in every epoch.
+    """
 
     deterministic = True
 
-    def __init__(self, train: Table, validation: Table, test: Table) -> None:
+    def __init__(self, train: Table, validation: Table, test: Table, known: float = 0.0) -> None:
         self.tables = (train, validation, test)
         self._train, self._validation, self._test = self._read = self.tables
         self._sources = (Source(), Source(), Source())
+        self.known = known
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """What is drawn anew in every epoch; see :class:`confed.federation.protocols.ClientData`."""
+        return ("known",) if self.known else ()
+
+    def masked(self, known: float) -> "TableData":
+        """The same with a largest share of known labels in training."""
+        other = copy(self)
+        other.known = known
+        return other
 
     def on(self, move: Callable[[Tensor], Tensor]) -> "TableData":
         """See :class:`confed.federation.protocols.Movable`; test examples with other inputs stay on the host."""
@@ -55,15 +77,28 @@ class TableData:
 
     def shortened(self, train: int, others: int) -> "TableData":
         """The same with at most so many training examples, and so many validation and test examples."""
-        fewer = copy(self)
-        fewer.tables = (self._train.take(train), self._validation.take(others), self._test.take(others))
-        fewer._train, fewer._validation, fewer._test = fewer._read = fewer.tables
-        fewer._sources = (Source(), Source(), Source())
-        return fewer
+        return self._with(self._train.take(train), self._validation.take(others), self._test.take(others))
+
+    def without_tests(self) -> "TableData":
+        """The same without test examples."""
+        return self._with(self._train, self._validation, self._test.take(0))
+
+    def _with(self, *tables: Table) -> "TableData":
+        other = copy(self)
+        other.tables = other._read = (other._train, other._validation, other._test) = tables
+        other._sources = (Source(), Source(), Source())
+        return other
 
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
-        """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
-        return self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
+        """One shuffled epoch; with ``known``, batches have the labels' states under ``known``, int8 (B, C).
+
+        The order is drawn from ``rng`` first and the key of the states after it, so that masking does not change it.
+        """
+        batches = self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
+        if not self.known:
+            return batches
+        key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
+        return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
 
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
@@ -83,7 +118,7 @@ class TableData:
 
     def _batches(self, part: int, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
         table = self._read[part]
-        if type(table) is not Table or "image_count" in table.columns:
+        if not table.by_rows:
             return table.batches(batch_size, order)
         order = torch.arange(len(table)) if order is None else order
         return (table.row_batch(rows, self._sources[part]) for rows in order.split(batch_size) if len(rows))
@@ -92,7 +127,8 @@ class TableData:
 # Examples of visual question answering as plain tables --------------------------------------------------------
 
 __all__ = [
-    "Examples", "FederatedDataset", "Pictures", "Split", "StoredPictures", "TableData", "Turn", "channels_first",
+    "LOOKED_AT", "Examples", "FederatedDataset", "LabelledDataset", "Pictures", "Split", "StoredPictures", "TableData",
+    "Turn", "channels_first", "check_presence", "kind_made", "presence",
 ]  # fmt: skip
 
 
@@ -110,7 +146,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """N questions over M pictures.
+    """N questions over M pictures, or N rows with labels of a table that others share (:meth:`labelled`).
 
     Attributes:
         images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for;
@@ -138,6 +174,7 @@ class Examples:
         conversations: where an answer ends a conversation, all that was said before it; ``questions`` are then the
             texts of the last turns.
         offered: of a classification, the answers that each of these examples is chosen from; None for all.
+        labels: where examples have any number of labels, these.
     """
 
     images: np.ndarray | Pictures
@@ -158,12 +195,46 @@ class Examples:
     before: Sequence[Sequence[Turn]] | None = None
     conversations: Sequence[Conversation] | None = None
     offered: tuple[str, ...] | None = None
+    labels: Labels | None = None
+
+    @staticmethod
+    def labelled(
+        table: MultiLabelTable,
+        pictures: np.ndarray | Pictures | None,
+        rows: np.ndarray,
+        types: Sequence[str] | None = None,
+    ) -> "Examples":
+        """Rows of a table with labels; nothing is copied.
+
+        Args:
+            table: labels, names and texts of M rows.
+            pictures: uint8, shape (M, H, W, 3), in memory or read when they are asked for; None for texts alone.
+            rows: which rows of the table these are, int64, shape (N,).
+            types: the kind of each of the table's rows, such as its drawing style; None where there is one kind only.
+        """
+        m = len(table)
+        if rows.ndim != 1 or rows.dtype != np.int64:
+            raise ValueError(f"rows must be int64 of shape (N,), got {rows.dtype} {rows.shape}")
+        if pictures is None and table.texts is None:
+            raise ValueError("multi-label examples need pictures or texts, got neither")
+        if pictures is not None and len(pictures) != m:
+            raise ValueError(f"pictures must be uint8 of shape ({m}, H, W, 3), got {pictures.dtype} {pictures.shape}")
+        if types is not None and len(types) != m:
+            raise ValueError(f"types must have one entry per row of the table ({m}), got {len(types)}")
+        nothing, labels = NoTexts(len(rows)), Labels(table, rows)
+        return Examples(
+            NoPictures(m) if pictures is None else pictures, rows,
+            nothing if table.texts is None else Taken(table.texts, rows), nothing,
+            nothing if types is None else Taken(types, rows), Taken(table.names, rows), labels=labels,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
+            raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
+        if self.labels is not None:  # made for each client whenever it is asked for: nothing walks through the rows
+            return
         n = len(self.questions)
-        texts = ("image_index", "answers", "types", "names", "annotations", "choices", "captions", "before")
-        for label in (*texts, "conversations"):
-            given = getattr(self, label)
+        for label, given in {"image_index": self.image_index, **self._columns}.items():
             if given is not None and len(given) != n:
                 raise ValueError(f"{label} must have one entry per question ({n}), got {len(given)}")
         if self.conversations is not None:
@@ -172,8 +243,6 @@ class Examples:
             raise ValueError(f"image_index must have shape (N,), or (N, 2) for pairs, got {np.shape(self.image_index)}")
         if self.choices is not None and len({len(offered) for offered in self.choices}) > 1:
             raise ValueError("choices must offer as many texts with every question")
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
-            raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
         shown = self.image_index[self._with_pictures()]
         if len(shown) and not (int(shown.min()) >= 0 and int(shown.max()) < len(self.images)):
             raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {shown.max()}")
@@ -227,41 +296,52 @@ class Examples:
     def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """The given rows, in that order; the pictures are shared, not copied."""
         rows = np.asarray(rows, dtype=np.int64)
-        chosen: list[int] = rows.tolist()
-        return Examples(
-            self.images,
-            self.image_index[rows],
-            [self.questions[i] for i in chosen],
-            [self.answers[i] for i in chosen],
-            [self.types[i] for i in chosen],
-            [self.names[i] for i in chosen],
-            None if self.annotations is None else [self.annotations[i] for i in chosen],
-            None if self.choices is None else [self.choices[i] for i in chosen],
-            self.regions,
-            self.sounds,
-            None if self.sound_index is None else self.sound_index[rows],
-            self.series,
-            None if self.series_index is None else self.series_index[rows],
-            None if self.present is None else {name: present[rows] for name, present in self.present.items()},
-            None if self.captions is None else [self.captions[i] for i in chosen],
-            None if self.before is None else [self.before[i] for i in chosen],
-            None if self.conversations is None else [self.conversations[i] for i in chosen],
-            self.offered,
-        )
+        taken = {name: column if column is None else take_rows(column, rows) for name, column in self._columns.items()}
+        indices = {name: index if index is None else index[rows] for name, index in self._indices.items()}
+        present = None if self.present is None else {name: given[rows] for name, given in self.present.items()}
+        labels = None if self.labels is None else self.labels.take(rows)
+        return replace(self, **taken, **indices, present=present, labels=labels)
+
+    @property
+    def _columns(self) -> dict[str, Sequence[object] | None]:
+        """What has a value for each example, by the names of fields."""
+        names = ("questions", "answers", "types", "names", "annotations", "choices", "captions", "before")
+        return {name: vars(self)[name] for name in (*names, "conversations")}
+
+    @property
+    def _indices(self) -> dict[str, np.ndarray | None]:
+        return {name: vars(self)[name] for name in ("image_index", "sound_index", "series_index")}
+
+    @property
+    def target(self) -> Target:
+        """What is asked of the examples."""
+        if self.labels is not None:
+            return self.labels
+        if self.captions is not None:
+            return Text(self.answers, self.captions)
+        if self.conversations is not None:
+            return Dialogue(self.answers, self.conversations)
+        if self.choices is not None:
+            return Choice(self.answers, self.choices)
+        return Class(self.answers) if self.annotations is None else Soft(self.answers, self.annotations)
+
+    @property
+    def tables(self) -> dict[str, bool]:
+        """Modality -> whether there is something of it, in the order of :data:`MODALITIES`."""
+        return {
+            "image": not isinstance(self.images, NoPictures) or self.regions is not None,
+            "text": not isinstance(self.questions, NoTexts),
+            "audio": self.sounds is not None,
+            "series": self.series is not None,
+        }
 
 
 def presence(examples: Examples) -> np.ndarray:
     """Presence of each modality in each example, in the order of :data:`MODALITIES`, bool, shape (N, 4)."""
-    tables = {
-        "image": not isinstance(examples.images, NoPictures) or examples.regions is not None,
-        "text": True,
-        "audio": examples.sounds is not None,
-        "series": examples.series is not None,
-    }
     declared: Mapping[str, np.ndarray] = examples.present or {}
     columns = [
         np.asarray(declared[name], dtype=bool) if present and name in declared else np.full(len(examples), present)
-        for name, present in tables.items()
+        for name, present in examples.tables.items()
     ]
     return np.stack(columns, axis=1)
 
@@ -309,15 +389,26 @@ class Split:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
+def kind_made(constructor: Callable[..., object]) -> Kind:
+    """What is asked of the examples that a dataset's function makes, as far as its return type tells."""
+    told = getattr(signature(constructor).return_annotation, "__metadata__", ())
+    return told[0] if told else "answers"
+
+
+LOOKED_AT = 1000
+"""Clients whose examples are looked at to know what they are like, where they are made when they are asked for."""
+
+
 @dataclass(frozen=True)
 class FederatedDataset:
-    """Federated dataset of questions with answers: clients, unseen places, answers and facts.
+    """Federated dataset: clients, unseen places, answers or labels, and facts.
 
     Attributes:
         name: the dataset's registered name.
-        answers: the answer vocabulary; an answer's label is its position.
-        clients: client id -> its split, in a fixed order.
-        unseen: scene -> test examples of a scene that no client trains on.
+        answers: the answer vocabulary, or the names of the labels; an answer's label is its position.
+        clients: client id -> its split, in a fixed order; may be made when asked for
+            (:class:`confed.data.lazy.Lazy`).
+        unseen: scene -> test examples of a scene, or of people, that no client trains on.
         words: every word that questions may contain (the vocabulary of an offline tokenizer).
         facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
         outside: whether test questions may have an answer outside the vocabulary, which no model can give.
@@ -335,6 +426,7 @@ class FederatedDataset:
         unreadable: what was left out because pictures cannot be read; None where they were not checked.
         ceilings: client or unseen place -> the accuracy that no model can exceed, where it can be computed.
         account: what became of the rows of the files that it was read from.
+        coarse: label -> its coarse label, where there are two levels.
         pools: the name of ``answer_sets`` in version 0.1.
     """
 
@@ -342,7 +434,7 @@ class FederatedDataset:
     answers: tuple[str, ...]
     clients: Mapping[str, Split]
     unseen: Mapping[str, Examples]
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     outside: bool = False
     answer_sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -356,26 +448,62 @@ class FederatedDataset:
     unreadable: LeftOut | None = None
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
     account: Account | None = None
+    coarse: Mapping[str, str] = field(default_factory=dict[str, str])
     pools: InitVar[Mapping[str, tuple[str, ...]] | None] = None
 
     def __post_init__(self, pools: Mapping[str, tuple[str, ...]] | None) -> None:
         if pools is not None:
             object.__setattr__(self, "answer_sets", pools)
+        for place, examples in self.unseen.items():
+            self.check_labels(place, examples)
+        strange = [label for label in self.coarse if label not in set(self.answers)]
+        if strange:
+            raise ValueError(f"dataset {self.name!r}: coarse names no label {strange[0]!r}")
 
-    @property
+    def check_labels(self, place: str, examples: Examples) -> None:
+        """Check that examples of a client or place with labels have the dataset's in the same order."""
+        if examples.labels is None or examples.labels.names is self.answers:
+            return
+        names = examples.labels.names
+        if names != self.answers:
+            raise ValueError(
+                f"dataset {self.name!r}: the examples of {place!r} must have the dataset's {len(self.answers)} labels "
+                f"in its order, got {len(names)}: {', '.join(names[:5])} ..."
+            )
+
+    @cached_property
     def parts(self) -> list[Examples]:
-        """Training, validation and test examples of all clients."""
-        return list(chain.from_iterable(split.roles.values() for split in self.clients.values()))
+        """Training, validation and test examples of all clients; of the first where they are made when asked for."""
+        count = LOOKED_AT if isinstance(self.clients, Lazy) else len(self.clients)
+        return list(chain.from_iterable(split.roles.values() for split in islice(self.clients.values(), count)))
 
-    @property
-    def captioned(self) -> bool:
-        """Whether texts are to be written about pictures, of which there are some to compare with."""
-        return any(examples.captions is not None for examples in (*self.parts, *self.unseen.values()))
+    @cached_property
+    def everything(self) -> list[Examples]:
+        """The parts, and the examples of unseen places."""
+        return [*self.parts, *self.unseen.values()]
 
-    @property
-    def conversed(self) -> bool:
-        """Whether answers end conversations, of several turns or with any number of pictures."""
-        return any(examples.conversations is not None for examples in (*self.parts, *self.unseen.values()))
+    def placed(self, most: int | None = None) -> Iterator[tuple[str, str, Examples]]:
+        """Client, role and examples of all clients or so many; then each unseen place, with the role "unseen"."""
+        for client in islice(self.clients, most):
+            for role, examples in self.clients[client].roles.items():
+                yield client, role, examples
+        for place, examples in self.unseen.items():
+            yield place, "unseen", examples
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What is asked of the examples."""
+        kinds = {examples.target.kind for examples in self.everything}
+        named: tuple[Kind, ...] = ("labels", "captions", "conversations")
+        return next((kind for kind in named if kind in kinds), "answers")
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the question types, sorted; where examples share a column, of all its rows."""
+        kinds = set(self.types)
+        for column in shared_columns([e.types for e in self.everything if not isinstance(e.types, NoTexts)]):
+            kinds.update(column)
+        return tuple(sorted(kinds))
 
     def answer_set(self, client: str) -> tuple[str, ...]:
         """Answer set of a client, in which labels are positions."""
@@ -385,3 +513,7 @@ class FederatedDataset:
     def widest(self) -> int:
         """Width of the answer head: the size of the largest answer set."""
         return max(map(len, self.answer_sets.values())) if self.answer_sets else len(self.answers)
+
+
+LabelledDataset = Annotated[FederatedDataset, "labels"]
+"""Return type of a dataset's function whose examples have any number of labels each."""

@@ -1,13 +1,13 @@
 """Checks of a federated dataset for what is often wrong with people's own data."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.labelled import LabelDataset, LabelSplit
+from confed.data.federate import label_numbers
 
 RARE = 5
 """Training examples of an answer below which it is called rare."""
@@ -15,19 +15,19 @@ CLIENTS = 100
 """Clients that are looked at."""
 
 
-def faults(dataset: FederatedDataset | LabelDataset) -> list[str]:
+def faults(dataset: FederatedDataset) -> list[str]:
     """What is likely to be wrong with the examples, a sentence each; none where nothing was found.
 
     Found are clients without training or test examples, answers that occur in tests only or hardly at all, equal
     questions about one picture with different answers, and pictures that are both learned from and tested on. One
     picture is one number in one table of pictures: copies of it in other tables are not found.
     """
-    return list(_of_labels(dataset) if isinstance(dataset, LabelDataset) else _of_questions(dataset))
+    clients = {name: dataset.clients[name] for name in islice(dataset.clients, CLIENTS)}
+    targets = _of_labels(dataset.answers, clients) if dataset.kind == "labels" else _of_answers(clients)
+    return [*_empty(clients), *targets]
 
 
-def _of_questions(dataset: FederatedDataset) -> Iterator[str]:
-    clients = dict(list(dataset.clients.items())[:CLIENTS])
-    yield from _empty({name: _sizes(split) for name, split in clients.items()})
+def _of_answers(clients: Mapping[str, Split]) -> Iterator[str]:
     trained = Counter(chain.from_iterable(split.train.answers for split in clients.values()))
     tested = Counter(chain.from_iterable(split.test.answers for split in clients.values()))
     unknown = {answer: count for answer, count in tested.items() if answer not in trained}
@@ -46,17 +46,13 @@ def _of_questions(dataset: FederatedDataset) -> Iterator[str]:
         yield f"all training examples have the same answer, {next(iter(trained))!r}: there is nothing to learn"
 
 
-def _sizes(split: Split | LabelSplit) -> dict[str, int]:
-    return {role: len(examples) for role, examples in split.roles.items()}
-
-
-def _empty(sizes: dict[str, dict[str, int]]) -> Iterator[str]:
+def _empty(clients: Mapping[str, Split]) -> Iterator[str]:
     """Clients that lack a role."""
     for role, what in (("train", "training"), ("test", "test")):
-        lacking = [name for name, roles in sizes.items() if not roles.get(role, 0)]
+        lacking = [name for name, split in clients.items() if not len(split.roles[role])]
         if lacking:
-            yield f"{len(lacking)} of {len(sizes)} clients have no {what} examples, such as {lacking[0]!r}"
-    counts = [roles.get("train", 0) for roles in sizes.values() if roles.get("train", 0)]
+            yield f"{len(lacking)} of {len(clients)} clients have no {what} examples, such as {lacking[0]!r}"
+    counts = [len(split.train) for split in clients.values() if len(split.train)]
     if counts and max(counts) > 20 * min(counts):
         yield f"clients differ much in size: {min(counts)} to {max(counts)} training examples"
 
@@ -101,25 +97,16 @@ def _shared(parts: dict[str, tuple[Examples, Examples]]) -> Iterator[str]:
         yield f"{others} test pictures of a client are training pictures of another"
 
 
-def _of_labels(dataset: LabelDataset) -> Iterator[str]:
-    names = [name for name, _ in zip(dataset.clients, range(CLIENTS), strict=False)]
-    splits = {name: dataset.clients[name] for name in names}
-    yield from _empty({name: _sizes(split) for name, split in splits.items()})
-    counts = {}
-    for role in ("train", "test"):
-        counts[role] = sum(
-            (split.roles[role].counts() for split in splits.values()), np.zeros(len(dataset.labels), np.int64)
-        )
-    for label in [name for name, train in zip(dataset.labels, counts["train"], strict=True) if not train][:1]:
-        none = int((counts["train"] == 0).sum())
-        yield f"{none} of {len(dataset.labels)} labels have no training example, such as {label!r}"
-    rare = [name for name, train in zip(dataset.labels, counts["train"], strict=True) if 0 < train < RARE]
-    if rare:
+def _of_labels(labels: Sequence[str], clients: Mapping[str, Split]) -> Iterator[str]:
+    counts = dict(zip(labels, label_numbers(split.train for split in clients.values()).tolist(), strict=True))
+    if none := [label for label, count in counts.items() if not count]:
+        yield f"{len(none)} of {len(labels)} labels have no training example, such as {none[0]!r}"
+    if rare := [label for label, count in counts.items() if 0 < count < RARE]:
         few = f"fewer than {RARE} training examples"
-        yield f"{len(rare)} of {len(dataset.labels)} labels have {few}, such as {rare[0]!r}"
+        yield f"{len(rare)} of {len(labels)} labels have {few}, such as {rare[0]!r}"
     bare = 0
-    for split in splits.values():
-        for row in split.roles["train"].rows.tolist():
-            bare += not split.roles["train"].table.labels_of(row)
+    for split in clients.values():
+        if split.train.labels is not None:
+            bare += int((split.train.labels.table.present.take(split.train.labels.rows).lengths == 0).sum())
     if bare:
         yield f"{bare} training examples have no label"

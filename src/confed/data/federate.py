@@ -3,13 +3,13 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from confed.data.examples import Examples, Split
-from confed.data.label_partitions import draw_preferences, label_skew, users_within
+from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
 from confed.data.options import Options
 from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
 from confed.data.ragged import Ragged
@@ -173,56 +173,97 @@ def _validation(deck: Deck, train: Owners, options: Options) -> tuple[Owners, Ow
 
 @dataclass(frozen=True)
 class Pool:
-    """All N questions of a dataset, before they are shared out.
+    """All N examples of a dataset, before they are shared out.
 
     Attributes:
-        roles: "train", "val" or "test" for every question, shape (N,).
-        scenes: what unseen scenes are held out by, one per question, shape (N,).
-        keys: partition name -> one key per question (N,), for partitions with one client per key.
-        together: group of each question, int64 (N,); those of a group have one client and one role. By default those
+        roles: "train", "val" or "test" for every example, shape (N,); "" leaves it out.
+        scenes: what unseen scenes are held out by, and what the partition "users" cuts into users, one per example
+            (N,); None without.
+        keys: partition name -> one key per example (N,), for partitions with one client per key.
+        together: group of each example, int64 (N,); those of a group have one client and one role. By default those
             about one picture.
-        skew: what "dirichlet" skews by, one value per question (N,); by default the answer.
-        unseen_roles: roles of the questions that unseen scenes are tested on.
+        skew: what "dirichlet" skews by, one value per example (N,); by default the answer, or the set of labels.
+        unseen_roles: roles of the examples that unseen scenes are tested on.
+        newcomers: partitions with one client per key of which test examples of other keys are the place "newcomers".
     """
 
     examples: Examples
     roles: np.ndarray
-    scenes: np.ndarray
-    keys: Mapping[str, np.ndarray]
+    scenes: np.ndarray | None = None
+    keys: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     together: np.ndarray | None = None
     skew: np.ndarray | None = None
     unseen_roles: Sequence[str] = ("test",)
+    newcomers: Sequence[str] = ()
+
+    @property
+    def partitions(self) -> list[str]:
+        """Names of the ways to share the examples out."""
+        if self.examples.labels is None:
+            return [*self.keys, "iid", "dirichlet", "quantity"]
+        return [*self.keys, "iid", "dirichlet", "label_skew", *(["users"] if self.scenes is not None else [])]
+
+    def deck(self, roles: np.ndarray, options: Options) -> Deck:
+        """Its rows, to be dealt out with these roles."""
+        groups = np.asarray(self.examples.image_index if self.together is None else self.together)
+        labels = self.examples.labels
+        if labels is None:
+            skew = np.asarray(self.examples.answers if self.skew is None else self.skew)
+            return Deck(roles, self.keys, groups, skew)
+        present, classes = labels.table.present, np.arange(len(labels))
+        if options.partition == "dirichlet":
+            classes = label_sets(present.offsets, present.values, options.minimum)
+        elif options.partition == "users" and self.scenes is not None:
+            classes = self.scenes
+        return Deck(roles, self.keys, groups, classes, present, len(labels.names))
 
 
-def federate(
-    pool: Pool, partition: str, *, unseen_roles: Sequence[str] = ("test",), **options: Any
-) -> tuple[dict[str, Split], dict[str, Examples]]:
-    """The splits of every client, and the tests of the unseen scenes; the keywords are fields of ``Options``."""
-    return share_questions(replace(pool, unseen_roles=unseen_roles), Options(partition=partition, **options))
-
-
-def share_questions(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
-    """The splits of every client, and the tests of the unseen scenes; see :func:`deal`."""
-    unseen = list(options.unseen)
-    partitions = [*pool.keys, "iid", "dirichlet", "quantity"]
-    if options.partition not in partitions:
-        raise ValueError(f"partition must be one of {', '.join(partitions)}, got {options.partition!r}")
-    check_distinct("unseen", options.unseen, sorted(set(pool.scenes.tolist())))
-    roles = np.where(np.isin(pool.scenes, unseen), "", pool.roles)
-    if not (roles == "train").any():
-        raise ValueError(f"no training example is left beside the unseen scenes {unseen}")
-    groups = np.asarray(pool.examples.image_index if pool.together is None else pool.together)
-    skew = np.asarray(pool.examples.answers if pool.skew is None else pool.skew)
+def federate(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
+    """The splits of every client, and the tests of the unseen scenes and of newcomers; see :func:`deal`."""
+    partition, unseen, roles = options.partition, list(options.unseen), pool.roles
+    if partition not in pool.partitions:
+        raise ValueError(f"partition must be one of {', '.join(pool.partitions)}, got {partition!r}")
+    strange = sorted(set(roles.tolist()) - {*ROLES, ""})
+    if strange:
+        raise ValueError(f"every row's role must be train, val, test or empty, got {strange[0]!r}")
+    scenes = np.full(len(roles), "") if pool.scenes is None else pool.scenes
+    if unseen or pool.scenes is not None:
+        check_distinct("unseen", options.unseen, sorted(set(scenes.tolist())))
+    dealt_roles = np.where(np.isin(scenes, unseen), "", roles)
+    if not (dealt_roles == "train").any():
+        beside = f"beside the unseen scenes {unseen}" if unseen else "to share out"
+        raise ValueError(f"no training example is left {beside}")
     take = pool.examples.take
     splits: dict[str, Split] = {}
-    for name, rows in deal(Deck(roles, pool.keys, groups, skew), options).items():
+    for name, rows in deal(pool.deck(dealt_roles, options), options).items():
         splits[name] = Split(take(rows["train"]), take(rows["val"]), take(rows["test"]))
-    tested = np.isin(pool.roles, list(pool.unseen_roles))
+    tested = np.isin(roles, list(pool.unseen_roles))
     tests: dict[str, Examples] = {}
     for number, scene in enumerate(unseen):
-        rows = np.flatnonzero(tested & (pool.scenes == scene))
+        rows = np.flatnonzero(tested & (scenes == scene))
         tests[scene] = take(cap(rows, options.max_test, np.random.default_rng([3, number])))
+    if partition in pool.newcomers:
+        others = (dealt_roles == "test") & ~np.isin(pool.keys[partition], list(splits))
+        tests |= {"newcomers": take(np.flatnonzero(others))} if others.any() else {}
     return splits, tests
+
+
+def tests_held_out(roles: np.ndarray, clients: np.ndarray, together: np.ndarray, share: float) -> np.ndarray:
+    """Roles of rows of which, where none is a test, a share of each client's is; the same for all seeds.
+
+    What several clients have is a test for all of them, or for none.
+    """
+    if (roles == "test").any():
+        return roles
+    names = sorted(set(clients.tolist()))
+    pairs = np.unique(np.stack([together, np.searchsorted(names, clients)]), axis=1)
+    if len(np.unique(together)) < pairs.shape[1]:
+        clients, names = np.full(len(clients), ""), [""]
+    roles = roles.copy()
+    for number, name in enumerate(names):
+        rows = np.flatnonzero((clients == name) & (roles == "train"))
+        roles[rows[hold_out(together[rows], share, np.random.default_rng([4, number]))]] = "test"
+    return roles
 
 
 def check_distinct(option: str, names: Sequence[str], valid: Iterable[str]) -> None:
@@ -230,6 +271,20 @@ def check_distinct(option: str, names: Sequence[str], valid: Iterable[str]) -> N
     valid = list(valid)
     if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(valid):
         raise ValueError(f"{option} must be distinct names out of {', '.join(valid)}, got {names!r}")
+
+
+def describe_splits(clients: Mapping[str, Split], unseen: Iterable[Examples] = ()) -> dict[str, str]:
+    """Facts of shared-out examples: counts, and what is reached without looking at any input."""
+    labelled = any(split.train.labels is not None for split in clients.values())
+    return label_floors(clients, unseen) if labelled else floors(clients)
+
+
+def _counts(clients: Mapping[str, Split], beside: str = "") -> str:
+    sizes: list[int] = []
+    for role in ("train", "validation", "test"):
+        sizes.append(sum(len(split.roles[role]) for split in clients.values()))
+    clients_counted = f"{len(clients)} client{'' if len(clients) == 1 else 's'}"
+    return f"{clients_counted}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}"
 
 
 def floors(clients: Mapping[str, Split]) -> dict[str, str]:
@@ -248,19 +303,42 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
             for hits, table in ((pooled, everyone), (client_hits, alone)):
                 hits["majority"] += answer == table.majority
                 hits["question"] += answer == table.by_question.get(question, table.majority)
-    sizes: list[int] = []
-    for role in ("train", "validation", "test"):
-        sizes.append(sum(len(split.roles[role]) for split in clients.values()))
 
     def shares(kind: str) -> str:
         together, alone = pooled[kind] / max(total, 1), client_hits[kind] / max(total, 1)
         return f"{together:.3f} (one for all clients), {alone:.3f} (one each)"
 
-    clients_counted = f"{len(clients)} client{'' if len(clients) == 1 else 's'}"
     return {
-        "counts": f"{clients_counted}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
+        "counts": _counts(clients),
         "majority floor": shares("majority"),
         "question-only floor": shares("question"),
+    }
+
+
+def label_numbers(parts: Iterable[Examples]) -> np.ndarray:
+    """Number of examples with each label, int64, shape (C,)."""
+    return sum((part.labels.numbers() for part in parts if part.labels is not None), np.zeros(1, np.int64))
+
+
+def label_floors(clients: Mapping[str, Split], unseen: Iterable[Examples] = ()) -> dict[str, str]:
+    """Counts, baselines without input, and differences between clients of examples with labels.
+
+    A score that is the same for all examples has the share of positives as average precision. Skew is half the sum of
+    absolute differences between a client's shares of all labels and those of all clients together, the mean over
+    clients weighted by their training rows: 0 where all are alike.
+    """
+    elsewhere = list(unseen)
+    tests = [split.test for split in clients.values()] + elsewhere
+    positives, count = label_numbers(tests), sum(map(len, tests))
+    train = np.stack([label_numbers([split.train]) for split in clients.values()]).astype(float)
+    overall = train.sum(0) / max(train.sum(), 1)
+    client_totals = train.sum(1, keepdims=True)
+    apart = 0.5 * np.abs(train / np.maximum(client_totals, 1) - overall).sum(1)
+    weight = np.array([len(split.train) for split in clients.values()]) * (client_totals[:, 0] > 0)
+    return {
+        "counts": _counts(clients, f" and {sum(map(len, elsewhere))} elsewhere" if elsewhere else ""),
+        "chance": f"C-AP {float(np.mean(positives / max(count, 1))):.3f} with the same score for all test examples",
+        "skew": f"{float((apart * weight).sum() / max(weight.sum(), 1)):.3f} between a client's labels and everybody's",
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import Pool, federate, words
+from confed.data.options import Options
 from confed.data.picture_tables import Pictures
 
 QUESTION = "what is it?"
@@ -90,12 +91,7 @@ def few_shot(
     examples = _examples(pool, domains)
     splits, elsewhere = federate(
         Pool(examples, roles, domains, keys),
-        partition,
-        unseen=unseen,
-        clients=clients,
-        alpha=alpha,
-        max_test=max_test,
-        seed=seed,
+        Options(partition=partition, unseen=unseen, clients=clients, alpha=alpha, max_test=max_test, seed=seed),
     )
     named = tuple(pool.classes[label] for label in base)
     offered = dict.fromkeys(splits, named)

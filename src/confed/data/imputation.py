@@ -5,7 +5,7 @@ A client's own table, such as ``missing.CLIENT = { text = 0.5 }``, takes the pla
 is a function of the data's seed, the client, the role and the row, so that all methods lose the same. No example loses
 the last thing it has.
 
-A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.modal_tables`). For any other
+A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.table`). For any other
 the gaps are filled with what says nothing (:mod:`confed.data.imputation`), which is what ``fill`` is about.
 """
 
@@ -252,7 +252,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
     owned = modalities_of(dataset)
     texts = {"data.missing": missing.everyone} | {f"data.missing.{name}": r for name, r in missing.clients.items()}
     for where, rates in texts.items():
-        if dataset.captioned and rates.share.get("text"):
+        if dataset.kind == "captions" and rates.share.get("text"):
             raise ValueError(
                 f"{where}.text: texts are what is learned of {dataset.name!r}, so that none may be missing; its "
                 "pictures may"

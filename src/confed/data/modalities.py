@@ -6,7 +6,6 @@ An example's *set* is what it has, written like "image+audio" in the fixed order
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -38,14 +37,14 @@ RUN = 64
 def is_modal(dataset: FederatedDataset) -> bool:
     """Whether there is more to a dataset than pictures with texts that are always there."""
     return bool(dataset.modalities) or any(
-        e.sounds is not None or e.series is not None or e.present is not None for e in _everywhere(dataset)
+        e.sounds is not None or e.series is not None or e.present is not None for e in dataset.everything
     )
 
 
 def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
     """The longest sound and the longest series that some example has, as far as there are any."""
     longest_of: dict[str, tuple[int, float]] = {}
-    for examples in _everywhere(dataset):
+    for examples in dataset.everything:
         present = presence(examples)
         tables = (
             ("audio", examples.sounds, examples.sound_index, 1.0 if examples.sounds is None else examples.sounds.rate),
@@ -64,6 +63,13 @@ def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
     if dataset.modalities:
         return {name: sort_modalities(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
     return dict.fromkeys(dataset.clients, modalities_in(dataset.parts))
+
+
+def owned_by_clients(dataset: FederatedDataset) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
+    """Modalities of all clients' examples, or of each client's where examples may lack some."""
+    if is_modal(dataset):
+        return modalities_of(dataset)
+    return tuple(name for name, given in dataset.everything[0].tables.items() if given)
 
 
 def check_ownership(dataset: FederatedDataset) -> None:
@@ -127,10 +133,6 @@ def modalities_in(parts: Iterable[Examples]) -> tuple[str, ...]:
     for examples in parts:
         present_anywhere |= presence(examples).any(axis=0)
     return tuple(name for name, present in zip(MODALITIES, present_anywhere.tolist(), strict=True) if present)
-
-
-def _everywhere(dataset: FederatedDataset) -> Iterable[Examples]:
-    return chain(dataset.parts, dataset.unseen.values())
 
 
 def showing(whole: Examples, shown: Sequence[str], names: Sequence[str]) -> Examples:

@@ -115,3 +115,11 @@ def joined(tables: Sequence[Rows]) -> Rows:
     """The rows of several tables one behind the other; everything else is the first one's."""
     values = np.concatenate([table.values for table in tables])
     return replace(tables[0], values=values, offsets=offsets_of(np.concatenate([table.lengths for table in tables])))
+
+
+def multi_hot(present: Ragged, rows: np.ndarray, classes: int) -> np.ndarray:
+    """The labels of B chosen rows as zeros and ones, float32, shape (B, C)."""
+    chosen = present.take(rows)
+    result = np.zeros((len(rows), classes), dtype=np.float32)
+    result[np.repeat(np.arange(len(rows)), chosen.lengths), chosen.values] = 1
+    return result

@@ -25,9 +25,10 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     """Removal of examples with unreadable pictures from all roles, with a warning in one line.
 
     All pictures of a table are checked, not only those of the examples at hand, so that the verdict serves every seed.
-    Where no region features come with the pictures, tables are made anew without those that were left out.
+    Where no region features come with the pictures, tables are made anew without those that were left out. Rows with
+    labels were checked before they were shared out.
     """
-    if dataset.elsewhere is not None or dataset.unreadable is not None:
+    if dataset.elsewhere is not None or dataset.unreadable is not None or dataset.kind == "labels":
         return dataset
     parts: dict[tuple[str, str], Examples] = {}
     for name, split in dataset.clients.items():

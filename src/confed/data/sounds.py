@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 from torch import Tensor
 
-from confed.data.ragged import Ragged, end_to_end
+from confed.data.ragged import Ragged, end_to_end, joined
 
 _FULL = 32768.0
 """The int16 value that stands for 1."""
@@ -43,6 +43,14 @@ class Sounds(Ragged):
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Waveforms of B row numbers in [-1, 1), float32 (B, T), zeros behind each, and lengths, int64 (B,)."""
         return self.padded(rows, 1 / _FULL)
+
+    @staticmethod
+    def join(tables: "Sequence[Sounds]") -> "Sounds":
+        """Recordings of several tables one behind the other."""
+        rates = sorted({table.rate for table in tables})
+        if len(rates) > 1:
+            raise ValueError(f"recordings must have one rate to be put together, got {', '.join(map(str, rates))}")
+        return joined([replace(table, origin=None) for table in tables])
 
 
 def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int, names: Sequence[str]) -> Sounds:

@@ -1,15 +1,133 @@
-"""Soft target scores from several annotators' answers, stored sparsely.
+"""What is asked of examples: one of some answers, labels, texts or turns of a conversation.
 
-A dense table of N questions and C answers would have N C numbers, 1.4 billion in VQA v2, of which at most ten in a row
-are not zero.
+The targets of examples say of each row what is right; as tensors, soft scores of annotators and labels are stored
+sparsely. A dense table of N questions and C answers would have N C numbers, 1.4 billion in VQA v2, of which at most ten
+in a row are not zero.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.chat import Conversation
+from confed.data.ml_files.table import MultiLabelTable
+from confed.data.ragged import Ragged, multi_hot
 from confed.metrics.vqa import soft_targets
+
+Kind = Literal["answers", "captions", "labels", "conversations"]
+"""What the examples of a dataset have: one of some answers, texts that were written, any number of labels, or answers
+behind turns."""
+FITTING_TASK: dict[Kind, str] = {
+    "answers": "vqa", "captions": "captioning", "labels": "multilabel", "conversations": "chat",
+}  # fmt: skip
+"""The task for each kind of data."""
+
+# Targets of examples ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Class:
+    """One right answer of a vocabulary for each of N examples."""
+
+    answers: Sequence[str]
+    kind: ClassVar[Kind] = "answers"
+
+    def text(self, row: int) -> str:
+        """What is right, for people to read."""
+        return self.answers[row]
+
+    def counts(self) -> Counter[str]:
+        """How many examples have each answer, or label."""
+        return Counter(self.answers)
+
+
+@dataclass(frozen=True, eq=False)
+class Soft(Class):
+    """All answers that several people gave, and the one that counts as right."""
+
+    annotations: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Class):
+    """Texts that are offered with each example; answers are their positions, "0" to "K - 1"."""
+
+    choices: Sequence[Sequence[str]]
+
+    def text(self, row: int) -> str:
+        return self.choices[row][int(self.answers[row])]
+
+
+@dataclass(frozen=True, eq=False)
+class Text(Class):
+    """Texts that people wrote about each picture, one at least."""
+
+    captions: Sequence[Sequence[str]]
+    kind: ClassVar[Kind] = "captions"
+
+
+@dataclass(frozen=True, eq=False)
+class Dialogue(Class):
+    """Answers that end conversations, with all that was said before."""
+
+    turns: Sequence[Conversation]
+    kind: ClassVar[Kind] = "conversations"
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Any number of C labels on each of N examples, which are rows of a table that others share.
+
+    Attributes:
+        rows: which rows of the table these are, int64, shape (N,).
+    """
+
+    table: MultiLabelTable
+    rows: np.ndarray
+    kind: ClassVar[Kind] = "labels"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the C labels."""
+        return self.table.labels
+
+    def of(self, row: int) -> tuple[str, ...]:
+        """The names of one example's labels."""
+        return self.table.labels_of(int(self.rows[row]))
+
+    def take(self, rows: np.ndarray) -> "Labels":
+        """Those of the given ones of these N examples."""
+        return replace(self, rows=self.rows[rows])
+
+    def dense(self) -> np.ndarray:
+        """Zeros and ones, float32, shape (N, C)."""
+        return self.table.targets(self.rows)
+
+    def numbers(self) -> np.ndarray:
+        """Number of examples with each label, int64, shape (C,), computed without a table (N, C)."""
+        return np.bincount(self.table.present.take(self.rows).values, minlength=len(self.names))
+
+    def text(self, row: int) -> str:
+        """The labels, for people to read; empty for none."""
+        return ", ".join(self.of(row))
+
+    def counts(self) -> Counter[str]:
+        """How many examples have each label."""
+        return Counter(dict(zip(self.names, self.numbers().tolist(), strict=True)))
+
+
+Target = Class | Soft | Choice | Text | Dialogue | Labels
+"""What is asked of examples."""
+
+# As tensors ---------------------------------------------------------------------------------------------------
 
 ANNOTATORS = 10
 """People who answer each question in VQA."""
@@ -55,3 +173,19 @@ class SoftTargets:
     def take(self, count: int) -> "SoftTargets":
         """The first ``count`` rows."""
         return SoftTargets(self.labels[:count], self.width)
+
+
+@dataclass(frozen=True)
+class SparseLabels:
+    """The labels of M rows, of which few of the C are present.
+
+    Attributes:
+        present: the numbers of each row's labels, int32.
+    """
+
+    present: Ragged
+    classes: int
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Zeros and ones of B rows, float32, shape (B, C)."""
+        return torch.from_numpy(multi_hot(self.present, rows.cpu().numpy(), self.classes))

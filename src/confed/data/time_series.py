@@ -1,11 +1,12 @@
 """Sensor time series with equal channels, in one array."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
-from confed.data.ragged import Ragged
+from confed.data.ragged import Ragged, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,14 @@ class Series(Ragged):
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Values of B row numbers, float32 (B, S, K), zeros behind each, and their steps, int64 (B,)."""
         return self.padded(rows)
+
+    @staticmethod
+    def join(tables: "Sequence[Series]") -> "Series":
+        """Series of several tables one behind the other."""
+        kinds = sorted({table.channels for table in tables})
+        if len(kinds) > 1:
+            raise ValueError(f"series must have the same channels to be put together, got {', '.join(map(str, kinds))}")
+        return joined(tables)
 
     def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> "Series":
         """The same series, every channel less its mean and divided by its deviation."""

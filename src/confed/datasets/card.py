@@ -10,17 +10,15 @@ What a card does tell: every answer, type and word that occurs at the places tha
 examples unseen places have. Of clients it says names, modalities, and their own answers or task where they have some.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from confed.data.card_files import Card, CardClient, digest_of, read_card
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.label_tables import kinds_of
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, known_sizes
+from confed.data.lazy import Lazy, changed, known_sizes
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.modalities import is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
@@ -30,34 +28,23 @@ from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 from confed.registry import register_dataset
 
-Dataset = FederatedDataset | LabelDataset
 
-
-def card_of(dataset: Dataset, name: str) -> Card:
+def card_of(dataset: FederatedDataset, name: str) -> Card:
     """The card of a dataset."""
-    if isinstance(dataset, LabelDataset):
-        first = next(iter(dataset.clients.values())).train
-        return Card(
-            name, True, dataset.labels, kinds_of(dataset), tuple(dict.fromkeys(dataset.words)),
-            {client: CardClient() for client in dataset.clients},
-            _places(dataset), texts=first.table.texts is not None, coarse=dict(dataset.coarse),
-            picture=None if first.pictures is None else _size(first.pictures.shape),
-        )  # fmt: skip
-    parts = list(_parts(dataset))
+    parts = dataset.everything
     owned = modalities_of(dataset) if is_modal(dataset) else {}
     seen = next((e.images for e in parts if e.images.shape[1] > 0), None)
     regions = next((e.regions for e in parts if e.regions is not None), None)
+    clients: dict[str, CardClient] = {}
+    for client in dataset.clients:
+        clients[client] = CardClient(
+            tuple(dataset.answer_sets.get(client, ())), dataset.tasks.get(client, ""), owned.get(client, ())
+        )
     return Card(
-        name, False, dataset.answers, tuple(sorted({*dataset.types}.union(*(e.types for e in parts)))),
-        tuple(dict.fromkeys(dataset.words)),
-        {
-            client: CardClient(
-                tuple(dataset.answer_sets.get(client, ())), dataset.tasks.get(client, ""), owned.get(client, ())
-            )
-            for client in dataset.clients
-        },
+        name, dataset.kind == "labels", dataset.answers, dataset.kinds, tuple(dict.fromkeys(dataset.words)), clients,
         _places(dataset),
-        outside=dataset.outside, captioned=dataset.captioned,
+        outside=dataset.outside, captioned=dataset.kind == "captions",
+        texts=any(e.labels is not None and e.tables["text"] for e in parts), coarse=dict(dataset.coarse),
         picture=None if seen is None else _size(seen.shape),
         sample_rate=next((e.sounds.rate for e in parts if e.sounds is not None), None),
         channels=next((e.series.channels for e in parts if e.series is not None), ()),
@@ -65,29 +52,22 @@ def card_of(dataset: Dataset, name: str) -> Card:
     )  # fmt: skip
 
 
-def without_examples(card: Card) -> Dataset:
+def without_examples(card: Card) -> FederatedDataset:
     """The dataset that a card describes, whose clients and places have no examples."""
     facts = {"examples": "none here: a card stands for the data"}
-    if card.labels:
-        none = _no_labelled(card)
-        clients = {name: LabelSplit(none, none, none) for name in card.clients}
-        return LabelDataset(
-            card.data, card.answers, clients, dict.fromkeys(card.places, none), facts, card.words, dict(card.coarse),
-            types=card.types, elsewhere=dict(card.places),
-        )  # fmt: skip
-    nothing = _no_examples(card)
+    nothing = _no_labelled(card) if card.labels else _no_examples(card)
     return FederatedDataset(
         card.data, card.answers, {name: Split(nothing, nothing, nothing) for name in card.clients},
         dict.fromkeys(card.places, nothing), card.words, facts, card.outside,
         answer_sets={name: client.answers for name, client in card.clients.items() if client.answers},
         tasks={name: client.task for name, client in card.clients.items() if client.task},
         modalities={name: client.modalities for name, client in card.clients.items() if client.modalities},
-        types=card.types, elsewhere=dict(card.places),
+        types=card.types, elsewhere=dict(card.places), coarse=dict(card.coarse),
     )  # fmt: skip
 
 
 @register_dataset
-def card(file: str, digest: str = "") -> Dataset:
+def card(file: str, digest: str = "") -> FederatedDataset:
     """Data that are elsewhere, as their card describes them: for the server of a federation.
 
     Args:
@@ -105,13 +85,7 @@ def card(file: str, digest: str = "") -> Dataset:
     return without_examples(read_card(Path(file)))
 
 
-def _parts(dataset: FederatedDataset) -> Iterator[Examples]:
-    for split in dataset.clients.values():
-        yield from (split.train, split.validation, split.test)
-    yield from dataset.unseen.values()
-
-
-def _places(dataset: Dataset) -> dict[str, int]:
+def _places(dataset: FederatedDataset) -> dict[str, int]:
     """Unseen place -> number of its examples."""
     if dataset.elsewhere is not None:
         return dict(dataset.elsewhere)
@@ -141,47 +115,63 @@ def _no_examples(card: Card) -> Examples:
     )  # fmt: skip
 
 
-def _no_labelled(card: Card) -> LabelExamples:
+def _no_labelled(card: Card) -> Examples:
     nothing, start = PackedTexts.of(()), np.zeros(1, np.int64)
     texts = nothing if card.texts else None
     table = MultiLabelTable(card.answers, Ragged(np.zeros(0, np.int32), start), nothing, nothing, texts, nothing, start)
     pictures = None if card.picture is None else np.zeros((0, *card.picture, 3), np.uint8)
-    return LabelExamples(table, pictures, np.zeros(0, np.int64), np.zeros(0, str) if card.types else None)
+    return Examples.labelled(table, pictures, np.zeros(0, np.int64), [] if card.types else None)
 
 
 # Alignment of a site's data with a dataset card (card): answers, types ----------------------------------------
 
 
-def aligned_to_card(dataset: Dataset, card: Card) -> Dataset:
+def aligned_to_card(dataset: FederatedDataset, card: Card) -> FederatedDataset:
     """A site's own data with a card's answers, types, words and clients; clients elsewhere have no examples."""
-    if isinstance(dataset, LabelDataset) != card.labels:
+    if (dataset.kind == "labels") != card.labels:
         have, card_has = ("answers", "labels") if card.labels else ("labels", "answers")
         raise ValueError(f"the card is of data with {card_has}, and the examples of {dataset.name!r} have {have}")
     strange = [name for name in dataset.clients if name not in card.clients]
     if strange:
         raise ValueError(f"the card has no client {strange[0]!r}; it has {', '.join(list(card.clients)[:50])}")
     whole = without_examples(card)
-    if isinstance(dataset, LabelDataset) and isinstance(whole, LabelDataset):
-        return _labels_aligned(dataset, whole, card)
-    assert isinstance(dataset, FederatedDataset)
-    assert isinstance(whole, FederatedDataset)
     _check_terms(dataset, card)
-    client_splits = {name: (dataset if name in dataset.clients else whole).clients[name] for name in card.clients}
+    own, unseen = dataset.clients, dataset.unseen
+    if card.labels:
+        numbered = _Renumbered(dataset.answers, card.answers)
+        own, unseen = changed(own, numbered.split), changed(unseen, numbered.examples)
     return replace(
         dataset, answers=whole.answers, words=whole.words, types=whole.types, outside=whole.outside,
-        clients=client_splits,
+        clients=_with_others(own, whole.clients), coarse=whole.coarse,
         answer_sets=whole.answer_sets, tasks=whole.tasks, modalities=whole.modalities,
-        unseen={**whole.unseen, **dataset.unseen},
+        unseen={**whole.unseen, **unseen},
     )  # fmt: skip
 
 
+def _with_others(own: Mapping[str, Split], everybody: Mapping[str, Split]) -> Mapping[str, Split]:
+    """All clients of a card, of which only those that are here have examples."""
+    sizes = known_sizes(own)
+    if not isinstance(own, Lazy):
+        return {name: own.get(name, nothing) for name, nothing in everybody.items()}
+    count = {} if sizes is None else dict(zip(own, sizes.tolist(), strict=True))
+    all_sizes = None if sizes is None else np.array([count.get(name, 0) for name in everybody], dtype=np.int64)
+    return Lazy(everybody, lambda name: own[name] if name in own else everybody[name], all_sizes)
+
+
 def _check_terms(dataset: FederatedDataset, card: Card) -> None:
-    parts: list[Examples] = list(dataset.unseen.values())
-    for split in dataset.clients.values():
-        parts += (split.train, split.validation, split.test)
-    _check_names(set(chain.from_iterable(e.types for e in parts)), card.types, "question type")
+    parts, labelled = dataset.everything, dataset.kind == "labels"
+    if labelled:
+        _check_names({*dataset.answers}, card.answers, "label")
     _check_names({*dataset.words}, card.words, "word")
+    _check_names({*dataset.kinds}, card.types, "kind of examples" if labelled else "question type")
+    if labelled and dataset.clients:
+        if bool(dataset.kinds) != bool(card.types):
+            raise ValueError(f"the card has kinds of examples, {', '.join(card.types)}, and the data here have none")
+        if (parts[0].tables["text"], parts[0].tables["image"]) != (card.texts, card.picture is not None):
+            raise ValueError("the card and the data here do not both have pictures, or do not both have texts")
     _check_sizes((e.images.shape for e in parts), card)
+    if labelled:
+        return
     owned = modalities_of(dataset)
     for name in dataset.clients:
         card_client = card.clients[name]
@@ -198,26 +188,6 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
             whose = ("all", "its own") if card_client.answers else ("its own", "all")
             raise ValueError(f"client {name!r} has {whose[0]} answers here, and by the card {whose[1]}")
         _check_names({*dataset.answer_set(name)}, card_client.answers or card.answers, "answer")
-
-
-def _labels_aligned(dataset: LabelDataset, whole: LabelDataset, card: Card) -> LabelDataset:
-    _check_names({*dataset.labels}, card.answers, "label")
-    _check_names({*dataset.words}, card.words, "word")
-    kinds = kinds_of(dataset)
-    _check_names({*kinds}, card.types, "kind of examples")
-    first = next(iter(dataset.clients.values()), None)
-    if first is not None:
-        if bool(kinds) != bool(card.types):
-            raise ValueError(f"the card has kinds of examples, {', '.join(card.types)}, and the data here have none")
-        if (first.train.table.texts is not None) != card.texts or (first.train.pictures is None) != (not card.picture):
-            raise ValueError("the card and the data here do not both have pictures, or do not both have texts")
-        _check_sizes([() if first.train.pictures is None else first.train.pictures.shape], card)
-    numbered = _Renumbered(dataset.labels, card.answers)
-    unseen = {name: numbered.examples(examples) for name, examples in dataset.unseen.items()}
-    return replace(
-        dataset, labels=whole.labels, words=whole.words, types=whole.types, coarse=whole.coarse,
-        clients=_OwnClients(dataset.clients, whole.clients, numbered), unseen={**whole.unseen, **unseen},
-    )  # fmt: skip
 
 
 def _check_names(here: set[str], known: Sequence[str], what: str) -> None:
@@ -246,39 +216,14 @@ class _Renumbered:
         # Keyed by identity, with the object itself, so that no other one can come to its place in memory.
         self._made: dict[int, tuple[MultiLabelTable, MultiLabelTable]] = {}
 
-    def examples(self, examples: LabelExamples) -> LabelExamples:
+    def examples(self, examples: Examples) -> Examples:
         """The same rows of the renumbered table."""
-        table = examples.table
+        assert examples.labels is not None
+        table = examples.labels.table
         if id(table) not in self._made:
             self._made[id(table)] = (table, table.renumbered(self._labels, self._number))
-        return replace(examples, table=self._made[id(table)][1])
+        return replace(examples, labels=replace(examples.labels, table=self._made[id(table)][1]))
 
-
-class _OwnClients(Mapping[str, LabelSplit]):
-    """All clients of a card, of which only those that are here have examples."""
-
-    def __init__(
-        self, own: Mapping[str, LabelSplit], everybody: Mapping[str, LabelSplit], numbered: _Renumbered
-    ) -> None:
-        self._own, self._everybody, self._numbered = own, everybody, numbered
-        sizes = known_sizes(own)
-        # int64, shape (clients,), where it is known without making splits.
-        self.sizes: np.ndarray | None = None
-        if sizes is not None:
-            count = dict(zip(own, sizes.tolist(), strict=True))
-            self.sizes = np.array([count.get(name, 0) for name in everybody], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._everybody)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._everybody)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._everybody
-
-    def __getitem__(self, client: str) -> LabelSplit:
-        if client not in self._own:
-            return self._everybody[client]
-        split = self._own[client]
-        return LabelSplit(*map(self._numbered.examples, (split.train, split.validation, split.test)))
+    def split(self, split: Split) -> Split:
+        """The same split of the renumbered tables."""
+        return Split(*map(self.examples, split.roles.values()))

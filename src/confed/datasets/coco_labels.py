@@ -11,16 +11,16 @@ from typing import Literal
 
 import numpy as np
 
+from confed.data.examples import Examples
+from confed.data.federate import Pool
 from confed.data.intake.account import Account, joined
-from confed.data.label_federate import LabelPool
-from confed.data.labelled import LabelExamples
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
 from confed.data.ragged import PackedTexts
-from confed.datasets.reader import LabelReading, reader, with_readable_pictures
+from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "COCO (Lin et al.), object annotations as labels of pictures",
@@ -34,7 +34,7 @@ _PUBLISHED = {82_783, 82_081, 40_504, 40_137, 118_287, 117_266, 5_000, 4_952}
 @reader(
     "root partition * train test level categories clients alpha minimum validation test_share unlabelled max_train "
     "unreadable check image_size seed",
-    things="pictures",
+    things="pictures", kind="labels",
     partition=Literal["iid", "dirichlet", "label_skew"], clients=50, test_share=0.2, image_size=256,
 )  # fmt: skip
 def coco(
@@ -44,7 +44,7 @@ def coco(
     level: Literal["category", "supercategory"] = "category",
     categories: Literal["coco80", "file"] = "coco80",
     unlabelled: bool = False,
-) -> LabelReading:
+) -> Reading:
     """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
 
     Owners and test sets are the same for all seeds.
@@ -99,7 +99,7 @@ def coco(
         return table, pictures
 
     table, pictures = read(train)
-    places: dict[str, LabelExamples] = {}
+    places: dict[str, Examples] = {}
     published = categories == "coco80" and len(table) in _PUBLISHED
     origin = {"origin": f"objects of {len(table)} pictures in COCO's format"}
     facts = {**(_FACTS if published else origin), **table.facts()}
@@ -114,11 +114,11 @@ def coco(
         if same:  # numbers of their own in each file
             central = replace(central, names=PackedTexts.of(f"{test}-{name}" for name in central.names))
             accounts[test].used = {f"{test}-{name}": row for name, row in accounts[test].used.items()}
-        places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
+        places["test"] = Examples.labelled(central, shown, np.arange(len(central)))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
-    return LabelReading(
-        LabelPool(table, pictures, np.full(len(table), "train")),
-        joined(accounts.values()), "beyond max_train", facts, places,
+    return Reading(
+        Pool(Examples.labelled(table, pictures, np.arange(len(table))), np.full(len(table), "train")),
+        joined(accounts.values()), "beyond max_train", facts, places=places,
         # Of other datasets, groups may be missing.
         coarse=groups if level == "category" and not bare else {},
         options=replace(options, test_share=0.0) if test else options,

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import Pool, check_distinct, floors, share_questions, words
+from confed.data.federate import Pool, check_distinct, federate, floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.options import Options
 from confed.data.picture_files import PictureFiles
@@ -85,8 +85,6 @@ def domainnet(
     chosen = tuple(domain for domain in domains or DOMAINS if domain not in unseen)
     if not chosen:
         raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(unseen)}")
-    if options.image_size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {options.image_size}")
     root, account = options.folder, Account()
     listed = _read(root, (*chosen, *unseen), account)
     shown = _classes(classes, listed, chosen)
@@ -106,7 +104,7 @@ def domainnet(
         [row.path for row in rows],
     )
     pool = Pool(examples, roles, where, {"domain": where})
-    splits, tests = share_questions(pool, replace(options, partition="domain", unseen=unseen))
+    splits, tests = federate(pool, replace(options, partition="domain", unseen=unseen))
     parts = list(chain.from_iterable(splits[domain].roles.values() for domain in chosen))
     narrowed = _narrowed([*parts, *tests.values()], root, rows)
     clients = {domain: Split(*narrowed[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}

@@ -15,10 +15,11 @@ from zlib import crc32
 
 import numpy as np
 
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import cap
 from confed.data.intake.account import Account, account_facts
 from confed.data.intake.walk import visible
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+from confed.data.lazy import Lazy
 from confed.data.ml_files.flair import (
     FLAIR_LABELS,
     flair_fine_labels,
@@ -43,8 +44,11 @@ _FACTS = {
 }
 
 
-@reader("root * level validation max_train unreadable check image_size seed", things="pictures", image_size=256)
-def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> LabelDataset:
+@reader(
+    "root * level validation max_train unreadable check image_size seed",
+    things="pictures", kind="labels", image_size=256,
+)  # fmt: skip
+def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> FederatedDataset:
     """One client per training user; splits are made when a client is asked for.
 
     Users who have no label on any picture are clients like others. Clients have no test pictures: as published, tests
@@ -64,8 +68,6 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
         ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
             pictures cannot be read, no client has training examples, or an option is out of range.
     """
-    if not 0 <= options.validation < 1:
-        raise ValueError(f"validation must be a share of the pictures in [0, 1), got {options.validation}")
     folder = options.folder
     coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
     labels = flair_fine_labels(folder / _RELATIONSHIP) if level == "fine" else FLAIR_LABELS
@@ -77,14 +79,15 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
     readable = {split: with_readable_pictures(table, source, options) for split, table in tables.items()}
     table, pictures = readable["train"]
     users = _Users(table, pictures, options)
-    places: dict[str, LabelExamples] = {}
+    places: dict[str, Examples] = {}
     facts = {**_FACTS, **table.facts()}
     for split, place in (("val", "validation"), ("test", "test")):
         if split in readable:
             other, shown = readable[split]
-            places[place] = LabelExamples(other, shown, np.arange(len(other), dtype=np.int64))
+            places[place] = Examples.labelled(other, shown, np.arange(len(other)))
             facts |= {f"{place}: {key}": value for key, value in other.facts().items()}
-    clients = lazy_clients(table.of_users(), users.split, users.sizes)
+    rows = table.of_users()
+    clients = Lazy(rows, lambda user: users.split(user, rows[user]), users.sizes)
     lost: dict[str, str] = {}
     for split, before in tables.items():
         if len(before) > len(readable[split][0]):
@@ -95,9 +98,8 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Labe
             dealt.update(*(examples.names for examples in client.roles.values()))
         lost |= dict.fromkeys({*table.names} - dealt, "beyond max_train")
     _leave(folder, lost, account)
-    return LabelDataset(
-        "flair", labels, clients, places, {**facts, **account_facts(account)}, coarse=coarse, account=account
-    )
+    facts |= account_facts(account)
+    return FederatedDataset("flair", labels, clients, places, facts=facts, coarse=coarse, account=account)
 
 
 def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[LabelRecord]:
@@ -150,7 +152,7 @@ class _Users:
         held = np.minimum(np.rint(self.options.validation * n).astype(np.int64), np.maximum(n - 1, 0))
         return n - held if most is None else np.minimum(n - held, most)
 
-    def split(self, user: str, rows: np.ndarray) -> LabelSplit:
+    def split(self, user: str, rows: np.ndarray) -> Split:
         """A function of the user's name, its rows and the options alone."""
         seed, name = self.options.seed, crc32(user.encode())
         held = np.zeros(len(rows), dtype=bool)
@@ -158,7 +160,7 @@ class _Users:
             held = hold_out(rows, self.options.validation, np.random.default_rng([0, seed, name]))
         training_rows = cap(rows[~held], self.options.max_train, np.random.default_rng([1, seed, name]))
         parts = (training_rows, rows[held], rows[:0])
-        return LabelSplit(*(LabelExamples(self.table, self.pictures, part_rows) for part_rows in parts))
+        return Split(*(Examples.labelled(self.table, self.pictures, part_rows) for part_rows in parts))
 
 
 def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:

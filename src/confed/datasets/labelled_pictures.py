@@ -37,18 +37,20 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.intake.account import Account, settled
+from confed.data.examples import Examples, LabelledDataset
+from confed.data.federate import Pool
+from confed.data.intake.account import Account
 from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
 from confed.data.intake.walk import ROLES, role_of
-from confed.data.label_federate import LabelPool, federate_labels, label_facts
-from confed.data.labelled import LabelDataset
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import MultiLabelTable, build_table
+from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.picture_files import HELD, Check, NamedPictures, open_pictures
 from confed.data.vl_files.records import Distinct
+from confed.datasets.reader import Reading
 from confed.registry import register_dataset
 
 
@@ -70,7 +72,7 @@ def labelled_pictures(
     check: Check = "decoded",
     image_size: int = 64,
     seed: int = 0,
-) -> LabelDataset:
+) -> LabelledDataset:
     """Pictures of one's own, one client per user or shared out. Owners and test sets are the same for all seeds.
 
     Users who have no label on any picture are clients like others.
@@ -134,24 +136,17 @@ def labelled_pictures(
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
     users = np.array([records_by_name[name].user.strip() for name in table.names], dtype=str)
     together = _together(table, open_pictures(source, table.pictures, image_size), records_by_name, roles, account)
-    pool = LabelPool(table, pictures, roles, keys={"user": users} if owned else {}, together=together)
-    splits = federate_labels(
-        pool,
-        chosen,
-        clients=clients,
-        alpha=alpha,
-        minimum=minimum,
-        validation=validation,
-        test=test_share,
-        max_train=max_train,
-        seed=seed,
-    )
-    strange = (roles == "test") & ~np.isin(users, list(splits))
-    places = {"newcomers": pool.examples(np.flatnonzero(strange))} if chosen == "user" and strange.any() else {}
+    options = Options(
+        folder, chosen, clients=clients, alpha=alpha, minimum=minimum, validation=validation, test_share=test_share,
+        max_train=max_train, seed=seed,
+    )  # fmt: skip
+    pool = Pool(
+        Examples.labelled(table, pictures, np.arange(len(table))), roles, keys={"user": users} if owned else {},
+        together=together, newcomers=("user",),
+    )  # fmt: skip
     facts = {"origin": "pictures and labels of a folder", "partition": chosen, **table.facts()}
-    facts |= label_facts(splits, places.values())
-    dataset = LabelDataset("labelled_pictures", table.labels, splits, places, facts)
-    return settled(dataset, account, "beyond max_train, or validation of no client that trains")
+    left_out = "beyond max_train, or validation of no client that trains"
+    return Reading(pool, account, left_out, facts).shared("labelled_pictures", options)
 
 
 def _together(

@@ -1,30 +1,29 @@
 """Datasets as readers: a function reads files into a pool, and the common options share the pool out.
 
-A dataset's function takes :class:`confed.data.options.Options` first and its own options behind them, and returns a
-:class:`Reading` (or a finished dataset). :func:`reader` names the options that it has, in the order of its signature,
-and the defaults that differ. Their meanings are those of ``Options``, or what the section ``Options`` of its docstring
-says.
+A dataset's function takes common options first, such as :class:`confed.data.options.Options`, and its own options
+behind them, and returns a :class:`Reading` (or a finished dataset). :func:`reader` names the options that it has, in
+the order of its signature, and the defaults that differ. Their meanings are those of the common options, or what the
+section ``Options`` of its docstring says.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from confed.data.examples import FederatedDataset
-from confed.data.federate import Pool, floors, share_questions, words
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.federate import Pool, describe_splits, federate, words
 from confed.data.intake.account import Account, settled
-from confed.data.label_federate import LabelPool, label_facts, share_labels
-from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.pictures import drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
+from confed.data.targets import Kind
 from confed.federation.ranges import check_value
 from confed.registry import register_dataset
 
@@ -34,21 +33,23 @@ HELD = 1 << 28
 
 @dataclass(frozen=True)
 class Reading:
-    """Questions that were read, before they are shared out.
+    """Examples that were read, before they are shared out.
 
     Attributes:
-        account: what became of the rows of the files.
+        account: what became of the rows of the files; None where there are none.
         left_out: why rows are in no split, where they are in the pool.
         facts: what is told of the data, before counts and floors.
         notes: what is told of them behind these.
-        answers: the answer vocabulary; by default the answers that occur, sorted.
+        answers: the answer vocabulary; by default the labels, or the answers that occur, sorted.
         outside: whether test questions may have an answer outside of it.
         options: in place of those that were given.
         order: the clients in their order; by default that of the partition.
+        places: place -> test examples that no client trains on, besides those of the pool.
+        coarse: label -> its coarse label, where there are two levels.
     """
 
     pool: Pool
-    account: Account
+    account: Account | None
     left_out: str
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -56,53 +57,20 @@ class Reading:
     outside: bool = False
     options: Options | None = None
     order: Sequence[str] = ()
+    places: Mapping[str, Examples] = field(default_factory=dict[str, Examples])
+    coarse: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def shared(self, name: str, options: Options) -> FederatedDataset:
         """The dataset."""
-        splits, tests = share_questions(self.pool, self.options or options)
+        splits, tests = federate(self.pool, self.options or options)
         splits = {client: splits[client] for client in self.order or splits}
-        examples = self.pool.examples
-        answers = self.answers or tuple(sorted(set(examples.answers)))
-        facts = {**self.facts, **floors(splits), **self.notes}
+        examples, places = self.pool.examples, {**self.places, **tests}
+        known = tuple(sorted(set(examples.answers))) if examples.labels is None else examples.labels.names
+        facts = {**self.facts, **describe_splits(splits, places.values()), **self.notes}
         dataset = FederatedDataset(
-            name, answers, splits, tests, words(examples.questions), facts, outside=self.outside
+            name, self.answers or known, splits, places, words(examples.questions), facts, outside=self.outside,
+            coarse=self.coarse,
         )  # fmt: skip
-        return settled(dataset, self.account, self.left_out)
-
-
-@dataclass(frozen=True)
-class LabelReading:
-    """Multi-label rows that were read, before they are shared out.
-
-    Attributes:
-        account: what became of the rows of the files; None where there are none.
-        left_out: why rows are in no split, where they are in the pool.
-        facts: what is told of the data.
-        places: place -> test examples that no client trains on.
-        coarse: label -> its coarse label, where there are two levels.
-        words: of texts, the words that a tokenizer must know.
-        options: in place of those that were given.
-    """
-
-    pool: LabelPool
-    account: Account | None
-    left_out: str
-    facts: Mapping[str, str]
-    places: Mapping[str, LabelExamples] = field(default_factory=dict[str, LabelExamples])
-    coarse: Mapping[str, str] = field(default_factory=dict[str, str])
-    words: tuple[str, ...] = ()
-    options: Options | None = None
-
-    def shared(self, name: str, options: Options) -> LabelDataset:
-        """The dataset; of the partition "user", test rows of users who do not train are the place "newcomers"."""
-        pool, options = self.pool, self.options or options
-        splits, places = share_labels(pool, options), dict(self.places)
-        if options.partition == "user":
-            strange = (pool.roles == "test") & ~np.isin(pool.keys["user"], list(splits))
-            if strange.any():
-                places["newcomers"] = pool.examples(np.flatnonzero(strange))
-        facts = {**self.facts, **label_facts(splits, places.values())}
-        dataset = LabelDataset(name, pool.table.labels, splits, places, facts, self.words, self.coarse)
         return settled(dataset, self.account, self.left_out)
 
 
@@ -115,30 +83,38 @@ def with_readable_pictures(
     )
 
 
-_DATASETS = {Reading: FederatedDataset, LabelReading: LabelDataset}
-"""What a function returns -> what the registered dataset returns."""
+def reader(
+    names: str, *, things: str = "questions", kind: Kind = "answers", **defaults: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: registers a function of common options and own options as a dataset.
 
-
-def reader(names: str, *, things: str = "questions", **defaults: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: registers a function of ``Options`` and own options as a dataset.
+    The common ones are fields of the dataclass that the function takes first, such as ``Options``.
 
     Args:
         names: the options in the order of the signature; those behind "*" are given by keyword only.
         things: what the dataset calls its examples.
-        defaults: of common options, where they differ; for ``partition`` a ``Literal``, whose first value is the
-            default (None where None is among them).
+        kind: what is asked of them.
+        defaults: of common options, where they differ; for one of several values a ``Literal``, whose first value is
+            the default (None where None is among them), or an ``Annotated`` one with its default.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        hints, taken = get_type_hints(function, include_extras=True), signature(function).parameters
-        of_function = {name: taken[name].replace(annotation=hints[name]) for name in list(taken)[1:]}
-        positional, _, keyword = names.partition("*")
+        taken = signature(function).parameters
+        checked = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(function)
+        first, *own = taken
+        common = hints[first]
         parameters: list[Parameter] = []
-        for text, kind in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
+        positional, _, keyword = names.partition("*")
+        for text, given_by in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
             for name in text.split():
-                parameter = of_function.get(name) or _common(name, defaults.get(name, _COMMON[name].default))
-                parameters.append(parameter.replace(kind=kind))
-        made = Signature(parameters, return_annotation=_DATASETS.get(hints["return"], hints["return"]))
+                if name in own:
+                    parameter = taken[name].replace(annotation=hints[name])
+                else:
+                    parameter = _common(common, name, defaults)
+                parameters.append(parameter.replace(kind=given_by))
+        told = FederatedDataset if kind == "answers" else Annotated[FederatedDataset, kind]
+        made = Signature(parameters, return_annotation=told)
 
         def built(*arguments: Any, **given: Any) -> Any:
             try:
@@ -148,15 +124,15 @@ def reader(names: str, *, things: str = "questions", **defaults: Any) -> Callabl
             bound.apply_defaults()
             values = bound.arguments
             for parameter in parameters:
-                if get_origin(parameter.annotation) is Literal:
-                    check_value(values[parameter.name], parameter.annotation, parameter.name)
-            options = Options(**{name: value for name, value in values.items() if name not in of_function})
-            result = function(options, **{name: values[name] for name in of_function})
-            return result.shared(function.__name__, options) if type(result) in _DATASETS else result
+                name = parameter.name
+                check_value(values[name], checked[name] if name in own else parameter.annotation, f"data.{name}")
+            options = common(**{name: value for name, value in values.items() if name not in own})
+            result = function(options, **{name: values[name] for name in own})
+            return result.shared(function.__name__, options) if isinstance(result, Reading) else result
 
         built.__name__ = built.__qualname__ = function.__name__
         built.__module__ = function.__module__
-        built.__doc__ = _documented(function.__doc__ or "", [parameter.name for parameter in parameters], things)
+        built.__doc__ = _documented(function, common, [parameter.name for parameter in parameters], things)
         built.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": made.return_annotation}
         built.__signature__ = made  # pyright: ignore[reportFunctionMemberAccess]
         return register_dataset(built)
@@ -164,27 +140,29 @@ def reader(names: str, *, things: str = "questions", **defaults: Any) -> Callabl
     return decorate
 
 
-_HINTS = get_type_hints(Options)
-_COMMON = {one.name: Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default) for one in fields(Options)}
-
-
-def _common(name: str, default: Any) -> Parameter:
+def _common(common: type, name: str, defaults: Mapping[str, Any]) -> Parameter:
     """A common option; ``root`` must be given, and a type in place of a default says which values there are."""
-    if name == "root":
-        return Parameter(name, Parameter.KEYWORD_ONLY, annotation=_HINTS[name])
-    annotation = _HINTS[name]
-    if get_origin(default) in (Literal, Union, UnionType):
+    annotation = get_type_hints(common)[name]
+    default = defaults.get(name, signature(common).parameters[name].default)
+    if get_origin(default) is Annotated:
+        annotation, default = get_args(default)
+    elif get_origin(default) in (Literal, Union, UnionType):
         annotation, choices = default, get_args(default)
         default = None if type(None) in choices else choices[0]
+    if name == "root":
+        default = Parameter.empty
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _documented(text: str, names: Sequence[str], things: str) -> str:
+def _documented(function: Callable[..., Any], common: type, names: Sequence[str], things: str) -> str:
     """A docstring whose section ``Args`` has all options, in place of the section ``Options``."""
-    head, _, rest = cleandoc(text).partition("\n\nOptions:\n")
+    head, _, rest = cleandoc(function.__doc__ or "").partition("\n\nOptions:\n")
     section, _, tail = rest.partition("\n\n")
-    common = cleandoc(Options.__doc__ or "").partition("\n\nAttributes:\n")[2].replace("{things}", things)
-    meanings = _meanings(common) | _meanings(section)
+    meanings: dict[str, str] = {}
+    for base in reversed(common.__mro__):
+        described = cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")[2]
+        meanings |= _meanings(described.partition("\n\n")[0].replace("{things}", things))
+    meanings |= _meanings(section)
     return "\n\n".join([head, "Args:\n" + "\n".join(meanings[name] for name in names), *([tail] if tail else [])])
 
 

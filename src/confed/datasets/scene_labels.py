@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.label_federate import label_facts
+from confed.data.examples import Examples, FederatedDataset, LabelledDataset, Split
+from confed.data.federate import label_floors, label_numbers
 from confed.data.label_partitions import draw_preferences
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.ragged import PackedTexts, Ragged, offsets_of
 from confed.data.seeding import generator
@@ -131,7 +131,7 @@ def scene_labels(
     alpha: float = 0.5,
     test_seed: int = 0,
     seed: int = 0,
-) -> LabelDataset:
+) -> LabelledDataset:
     """Many users with few pictures each, generated on the spot; equal arguments give equal bytes.
 
     Clients are called "transport-01", "sports-01" and so on by their drawing style. What defines a client (its style,
@@ -182,19 +182,19 @@ def scene_labels(
             making.add(style, "test", unseen, style, np.ones(len(NOUNS)))
     table, pictures, types = making.table(level)
 
-    def examples(name: str, role: str) -> LabelExamples:
-        return LabelExamples(table, pictures, making.rows[name, role], types)
+    def examples(name: str, role: str) -> Examples:
+        return Examples.labelled(table, pictures, making.rows[name, role], types)
 
-    splits: dict[str, LabelSplit] = {}
+    splits: dict[str, Split] = {}
     for name in owners:
-        splits[name] = LabelSplit(*(examples(name, role) for role in ("train", "validation", "test")))
+        splits[name] = Split(*(examples(name, role) for role in ("train", "validation", "test")))
     elsewhere = {name: examples(name, "test") for name in (["newcomers", *places] if unseen else [])}
-    return LabelDataset(
+    return FederatedDataset(
         "scene_labels",
         table.labels,
         splits,
         elsewhere,
-        _facts(sizes, splits, elsewhere),
+        facts=_facts(sizes, table.labels, splits, elsewhere),
         coarse=COARSE_OF if level == "fine" else {},
     )
 
@@ -321,7 +321,7 @@ class _Making:
         self.rows[owner, role] = np.concatenate([self.rows.get((owner, role), new[:0]), new])
         self.count += number
 
-    def table(self, level: str) -> tuple[MultiLabelTable, np.ndarray, np.ndarray]:
+    def table(self, level: str) -> tuple[MultiLabelTable, np.ndarray, list[str]]:
         """All rows with their labels; their pictures; and their styles."""
         truth = fine_labels(Tags.join([made.tags for made in self.parts]))
         if level == "coarse":
@@ -344,8 +344,8 @@ class _Making:
             users=PackedTexts.of(owners),
             user_offsets=offsets_of(list(owners.values())),
         )
-        types = np.concatenate([np.full(len(made.tags), made.style, dtype=object) for made in self.parts])
-        return table, np.concatenate([made.pictures for made in self.parts]), types.astype(str)
+        types = list(chain.from_iterable([made.style] * len(made.tags) for made in self.parts))
+        return table, np.concatenate([made.pictures for made in self.parts]), types
 
 
 def _check_styles(styles: Sequence[str]) -> None:
@@ -356,14 +356,14 @@ def _check_styles(styles: Sequence[str]) -> None:
             raise ValueError(f"styles must be among {', '.join(DRAWING_STYLES)}, got {style!r}")
 
 
-def _facts(sizes: np.ndarray, splits: Mapping[str, LabelSplit], unseen: Mapping[str, LabelExamples]) -> dict[str, str]:
-    positives = sum((split.train.counts() for split in splits.values()), np.zeros(1, dtype=np.int64))
-    first = next(iter(splits.values()))
-    labels = first.train.table.labels
+def _facts(
+    sizes: np.ndarray, labels: Sequence[str], splits: Mapping[str, Split], unseen: Mapping[str, Examples]
+) -> dict[str, str]:
+    positives = label_numbers(split.train for split in splits.values())
     share = positives / sizes.sum()
     common, rare = int(share.argmax()), int(share.argmin())
     return {
-        **label_facts(splits, unseen.values()),
+        **label_floors(splits, unseen.values()),
         "sizes": f"{int(np.median(sizes))} training pictures per client in the median, {sizes.min()} to {sizes.max()}",
         "labels": f"{positives.sum() / sizes.sum():.1f} of {len(labels)} per training picture; "
         f"{labels[common]!r} in {share[common]:.1%}, {labels[rare]!r} in {share[rare]:.1%}",

@@ -15,15 +15,15 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.federate import words
+from confed.data.examples import Examples
+from confed.data.federate import Pool
 from confed.data.intake.account import Account
-from confed.data.label_federate import LabelPool
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.seeding import generator
-from confed.datasets.reader import LabelReading, reader
+from confed.datasets.reader import Reading, reader
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
 
 TAGS: tuple[str, ...] = (*NOUNS, *COLOURS)
@@ -71,7 +71,7 @@ _LINKS = ("and", "next to", "behind", "with")
 
 @reader(
     "root partition * user_key clients alpha minimum train validation test held_out fold_case seed",
-    things="texts", partition=Literal["label_skew", "iid", "user"], clients=20, alpha=1.0,
+    things="texts", kind="labels", partition=Literal["label_skew", "iid", "user"], clients=20, alpha=1.0,
 )  # fmt: skip
 def tagged_texts(
     options: Options,
@@ -82,7 +82,7 @@ def tagged_texts(
     test: int = 50,
     held_out: float = 0.2,
     fold_case: bool = False,
-) -> LabelReading:
+) -> Reading:
     """Tagged texts shared out among clients that differ in how often each tag occurs.
 
     Test texts and their owners are the same for all seeds.
@@ -142,12 +142,13 @@ def tagged_texts(
     origin = "captions of the built-in scenes with the things and colours in them" if root is None else "a file"
     # Captions have as many of each role as was asked for, which may be none.
     share = 0.0 if root is None else held_out
-    return LabelReading(
-        LabelPool(table, None, roles, keys={"user": users} if by_user else {}, together=together),
+    examples = Examples.labelled(table, None, np.arange(len(table)))
+    keys = {"user": users} if by_user else {}
+    return Reading(
+        Pool(examples, roles, keys=keys, together=together, newcomers=("user",)),
         account,
         "validation of no client that trains",
         {"origin": origin, **table.facts()},
-        words=words(record.text for record in texts),
         options=replace(options, validation=share, test_share=share),
     )
 

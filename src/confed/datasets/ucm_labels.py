@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.federate import check_distinct
+from confed.data.examples import Examples
+from confed.data.federate import Pool
 from confed.data.intake.account import account_of
-from confed.data.label_federate import LabelPool
 from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.data.options import Options
-from confed.datasets.reader import LabelReading, reader, with_readable_pictures
+from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "UC Merced land use (Yang and Newsam) with the multi-labels of Chaudhuri et al.; pictures reduced to "
@@ -29,11 +29,11 @@ _FACTS = {
 
 @reader(
     "root partition * unseen clients alpha median sigma largest minimum max_train unreadable image_size seed",
-    things="pictures",
+    things="pictures", kind="labels",
     partition=Literal["scene", "land_use", "users", "iid", "dirichlet", "label_skew"],
     clients=6, image_size=64,
 )  # fmt: skip
-def ucm_labels(options: Options) -> LabelReading:
+def ucm_labels(options: Options) -> Reading:
     """Aerial photographs shared out among clients; splits are the given ones, stratified by land use.
 
     Test and validation pictures are dealt as training pictures are: a client that has much of a scene or of a set of
@@ -72,13 +72,10 @@ def ucm_labels(options: Options) -> LabelReading:
     table, pictures = with_readable_pictures(whole, tar if tar.is_file() else folder / "images", options)
     names = list(table.names)
     scene, land_use, split = (np.array([*map(of.__getitem__, names)]) for of in (scenes, uses, splits))
-    check_distinct("unseen", options.unseen, sorted(set(scene.tolist())))
-    roles = np.where(np.isin(scene, list(options.unseen)), "", split)
-    pool = LabelPool(table, pictures, roles, scene, {"scene": scene, "land_use": land_use}, scene)
-    return LabelReading(
-        pool,
+    examples = Examples.labelled(table, pictures, np.arange(len(table)), scene.tolist())
+    return Reading(
+        Pool(examples, split, scene, {"scene": scene, "land_use": land_use}, unseen_roles=("val", "test")),
         account_of(records).keep(table.names, "picture cannot be read"),
         "beyond max_train, training pictures of unseen scenes, or of no client that trains",
         {**_FACTS, **table.facts()},
-        {place: pool.examples(np.flatnonzero((scene == place) & (split != "train"))) for place in options.unseen},
     )

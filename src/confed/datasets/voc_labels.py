@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
+from confed.data.examples import Examples
+from confed.data.federate import Pool
 from confed.data.intake.account import Account, account_of, joined
-from confed.data.label_federate import LabelPool
-from confed.data.labelled import LabelExamples
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ml_files.voc import VOC_LABELS, voc_records
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
-from confed.datasets.reader import LabelReading, reader, with_readable_pictures
+from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
     "origin": "PASCAL VOC (Everingham et al.), objects as labels of pictures; difficult objects do not count",
@@ -33,7 +33,7 @@ _PUBLISHED = {2_501, 2_510, 5_011, 4_952, 5_717, 5_823, 11_540, 16_551}
 @reader(
     "root partition * train test difficult clients alpha minimum validation test_share max_train unreadable check "
     "image_size seed",
-    things="pictures",
+    things="pictures", kind="labels",
     partition=Literal["iid", "dirichlet", "label_skew"], clients=50, test_share=0.2, image_size=256,
 )  # fmt: skip
 def voc(
@@ -41,7 +41,7 @@ def voc(
     train: Sequence[str] = ("VOC2007:trainval",),
     test: Sequence[str] = ("VOC2007:test",),
     difficult: bool = False,
-) -> LabelReading:
+) -> Reading:
     """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
 
     FedLGT's code reads 2007 alone; its paper counts 21,503 pictures, which are those of 2007 together with 2012's
@@ -76,7 +76,7 @@ def voc(
         return table, pictures
 
     table, pictures = read(train, "train")
-    places: dict[str, LabelExamples] = {}
+    places: dict[str, Examples] = {}
     origin = {"origin": f"objects of {len(table)} pictures in PASCAL VOC's format"}
     facts = {**(_FACTS if len(table) in _PUBLISHED else origin), **table.facts()}
     if test:
@@ -84,11 +84,11 @@ def voc(
         both = set(table.names) & set(central.names)
         if both:
             raise ValueError(f"voc: {len(both)} pictures are in train and in test, {min(both)!r} is one")
-        places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
+        places["test"] = Examples.labelled(central, shown, np.arange(len(central)))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
-    return LabelReading(
-        LabelPool(table, pictures, np.full(len(table), "train")),
-        joined(accounts), "beyond max_train", facts, places,
+    return Reading(
+        Pool(Examples.labelled(table, pictures, np.arange(len(table))), np.full(len(table), "train")),
+        joined(accounts), "beyond max_train", facts, places=places,
         options=replace(options, test_share=0.0) if test else options,
     )  # fmt: skip
 

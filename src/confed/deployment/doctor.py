@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.labelled import LabelDataset
 from confed.deployment.site import site_recipe
 from confed.engines.perform import Workspace
 from confed.engines.remote.client import client_named
@@ -198,7 +197,7 @@ def check_data(
     return [*problems, _room(private, stored)]
 
 
-def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, examples: Any) -> Iterator[Finding]:
+def _examples(dataset: FederatedDataset, site: str, role: str, examples: Examples) -> Iterator[Finding]:
     """Check of one role's examples: their number, whether pictures can be read, and whether answers are known."""
     count = len(examples)
     if not count:
@@ -206,11 +205,10 @@ def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, ex
         yield Finding(f"{role} examples", "bad" if role == "train" else "mind", "none", advice)
         return
     yield Finding(f"{role} examples", "good", f"{count}")
-    asks = isinstance(examples, Examples)
-    pictures: Any = examples.images if asks else examples.pictures
-    if pictures is not None and len(pictures) and math.prod(pictures.shape[1:]):
-        yield _pictures(role, pictures, np.unique(examples.image_index if asks else examples.rows))
-    if asks and isinstance(dataset, FederatedDataset) and examples.choices is None:
+    pictures: Any = examples.images
+    if len(pictures) and math.prod(pictures.shape[1:]):
+        yield _pictures(role, pictures, np.unique(examples.image_index))
+    if examples.choices is None and dataset.kind != "labels":
         yield _answers(role, examples.answers, frozenset(dataset.answer_set(site)), allowed=role != "train")
 
 

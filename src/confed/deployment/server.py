@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from confed.data.labelled import LabelDataset
 from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace
@@ -362,16 +361,15 @@ def common_ground(recipe: Recipe, run_data: RunData) -> str:
     """Settings of a recipe and properties of its data that all parties must share; not where the data lie."""
     dataset = run_data.dataset
     model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
-    labelled = isinstance(dataset, LabelDataset)
     terms = {
         "model": model,
         "task": recipe.sections["task"],
-        "answers": list(dataset.labels if labelled else dataset.answers),
+        "answers": list(dataset.answers),
         "types": list(run_data.types),
         "tokens": run_data.tokenizer.vocab_size,
         "words": list(known_words(run_data.tokenizer)),
         "pools": {name: list(pool) for name, pool in dataset.answer_sets.items()},
-        "tasks": {} if labelled else dict(dataset.tasks),
+        "tasks": dict(dataset.tasks),
     }
     return json.dumps(terms, sort_keys=True, default=str)
 

@@ -93,7 +93,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         )
     device = parameters[0].device
     optimizer = make_optimizer(parameters, local, [client.lr_factor(name) for name in learning])
-    scheduled = local.schedule != "constant" or local.warmup > 0
+    scheduled = local.schedule.changes
     epoch = epoch_steps(client) if scheduled else 1
     steps = local.round_steps(epoch) if epochs is None else epochs * epoch
     # Fine-tuning after the last round has a separate schedule.
@@ -103,9 +103,8 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         group = [to_device(batch, device) for batch in batches]
         for loss in _gradients(objective, client, group, parameters):
             if scheduled:
-                set_rates(
-                    optimizer, local.lr * local.factor(local.progress(begun + step / steps, rounds, epoch, taken))
-                )
+                progress = local.progress(begun + step / steps, rounds, epoch, taken)
+                set_rates(optimizer, local.lr * local.schedule.factor(progress))
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()

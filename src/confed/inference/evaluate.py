@@ -8,7 +8,7 @@ the mean over places is compared example by example.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain, combinations
@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from confed.data.examples import Examples, FederatedDataset, Split, TableData, presence
-from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.lazy import Taken
+from confed.data.table import concatenate_tables
 from confed.engines.local import InProcess, Setup
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
@@ -415,10 +415,10 @@ class _Trial:
         trained_on, new = self.run.dataset, source.dataset
         if new.elsewhere is not None:
             raise ValueError(f"a card stands for the data {new.name!r}: there are no examples to try models on")
-        if isinstance(trained_on, LabelDataset) != isinstance(new, LabelDataset):
-            kinds = ["labels" if isinstance(d, LabelDataset) else "answers" for d in (trained_on, new)]
-            raise ValueError(f"the run's models give {kinds[0]}, and the examples of {new.name!r} have {kinds[1]}")
-        if isinstance(new, LabelDataset) or isinstance(trained_on, LabelDataset):
+        if "labels" in (trained_on.kind, new.kind):
+            if trained_on.kind != new.kind:
+                given, needed = trained_on.kind, new.kind
+                raise ValueError(f"the run's models give {given}, and the examples of {new.name!r} have {needed}")
             if new.answers != trained_on.answers:
                 strange = [label for label in new.answers if label not in trained_on.answers]
                 lost = [label for label in trained_on.answers if label not in new.answers]
@@ -444,7 +444,7 @@ class _Trial:
         """Answers and words that the run's models do not know, counted."""
         parts: dict[str, Examples] = {**dataset.unseen, **{name: split.test for name, split in dataset.clients.items()}}
         strange: list[str] = []
-        written = dataset.captioned or task_spec(self.run.task(None)).judges == "texts"
+        written = dataset.kind == "captions" or task_spec(self.run.task(None)).judges == "texts"
         total = sum(map(len, parts.values()))
         for name, examples in parts.items():
             pool = set(dataset.answer_set(name))
@@ -476,80 +476,72 @@ def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> t
     """
     if used is None or dataset.elsewhere is not None:
         return dataset, []
-    labelled = isinstance(dataset, LabelDataset)
-    alike = [data for data in learned_from if isinstance(data, LabelDataset) == labelled]
-    splits: dict[str, Any] = {name: dataset.clients[name] for name in dataset.clients}
-    roles = ("train", "validation") if used == "all" else ()
-    further: dict[str, Any] = {}
+    alike = [data for data in learned_from if (data.kind == "labels") == (dataset.kind == "labels")]
+    splits: dict[str, Split] = {name: dataset.clients[name] for name in dataset.clients}
+    further: dict[str, Examples] = {}
     for name, split in splits.items():
-        for role in roles:
+        for role in ("train", "validation") if used == "all" else ():
             further[f"{name}{_PART}{role}"] = split.roles[role]
-    fresh = _not_learned(further, alike, *((_label_texts, _label_seen) if labelled else (_texts, _seen)))
-    if isinstance(dataset, LabelDataset):
-        chosen = replace(dataset, clients={name: _joined(name, split, fresh) for name, split in splits.items()})
-        used_rows = sum(len(split.test) for split in chosen.clients.values())
+    fresh = _not_learned(further, alike)
+    if dataset.kind == "labels":  # a client's examples are rows of one table
+        splits = {name: _joined(name, split, fresh) for name, split in splits.items()}
+        chosen, fresh = replace(dataset, clients=splits), {}
     else:
         chosen = replace(dataset, unseen={**dataset.unseen, **fresh})
-        used_rows = sum(len(split.test) for split in splits.values()) + sum(map(len, fresh.values()))
+    used_rows = sum(len(split.test) for split in splits.values()) + sum(map(len, fresh.values()))
     unseen = sum(map(len, dataset.unseen.values()))
-    examples_of = chain.from_iterable(split.roles.values() for split in splits.values())
-    total = unseen + sum(map(len, examples_of))
+    total = sum(len(examples) for _, _, examples in dataset.placed())
     why = "the models have learned from the others" if used == "all" else "only those that the data hold out as tests"
     note = f"{used_rows + unseen} of {total} examples of these data are used"
     return chosen, [note if used_rows + unseen == total else f"{note}: {why}"]
 
 
-def _joined(client: str, split: LabelSplit, fresh: Mapping[str, LabelExamples]) -> LabelSplit:
+def _joined(client: str, split: Split, fresh: Mapping[str, Examples]) -> Split:
     """A client whose further examples are tests too, as far as they are rows of one table."""
-    further = [fresh[name] for role in split.roles if (name := f"{client}{_PART}{role}") in fresh]
-    rows = [split.test.rows, *(examples.rows for examples in further if examples.table is split.test.table)]
-    return LabelSplit(split.train.take([]), split.validation.take([]), replace(split.test, rows=np.concatenate(rows)))
+    labels = split.test.labels
+    assert labels is not None
+    rows = [labels.rows]
+    for role in split.roles:
+        further = fresh.get(f"{client}{_PART}{role}")
+        if further is not None and further.labels is not None and further.labels.table is labels.table:
+            rows.append(further.labels.rows)
+    kinds = split.test.types.column if isinstance(split.test.types, Taken) else None
+    whole = Examples.labelled(labels.table, split.test.images, np.concatenate(rows), kinds)
+    return Split(split.train.take([]), split.validation.take([]), whole)
 
 
-def _not_learned(
-    parts: Mapping[str, Any], data: Sequence[Any], texts: Callable[[Any], list[str]], seen: Callable[[Any, int], bytes]
-) -> dict[str, Any]:
+def _not_learned(parts: Mapping[str, Examples], data: Sequence[FederatedDataset]) -> dict[str, Examples]:
     """Of each part the examples whose pictures, texts and answers no run has learned from or chosen settings on."""
-    learned_parts: list[Any] = []
+    learned_parts: list[Examples] = []
     for dataset in data:
         for name in dataset.clients:
             learned_parts += list(dataset.clients[name].roles.values())[:2]
-    wanted = set(chain.from_iterable(texts(examples) for examples in parts.values()))
-    learned: set[tuple[str, Any]] = set()
+    wanted = set(chain.from_iterable(_texts(examples) for examples in parts.values()))
+    learned: set[tuple[str, bytes]] = set()
     for examples in learned_parts:
-        learned |= {(text, seen(examples, row)) for row, text in enumerate(texts(examples)) if text in wanted}
+        learned |= {(text, _seen(examples, row)) for row, text in enumerate(_texts(examples)) if text in wanted}
     known_texts = {text for text, _ in learned}
-    fresh: dict[str, Any] = {}
+    fresh: dict[str, Examples] = {}
     for name, examples in parts.items():
-        numbered_texts = enumerate(texts(examples))
-        rows = [
-            row for row, text in numbered_texts if text not in known_texts or (text, seen(examples, row)) not in learned
-        ]
+        rows: list[int] = []
+        for row, text in enumerate(_texts(examples)):
+            if text not in known_texts or (text, _seen(examples, row)) not in learned:
+                rows.append(row)
         fresh |= {name: examples.take(rows)} if rows else {}
     return fresh
 
 
 def _texts(examples: Examples) -> list[str]:
     before = examples.conversations or [()] * len(examples)
-    return [repr(fields) for fields in zip(examples.questions, examples.answers, before, strict=True)]
+    answers = [examples.target.text(row) for row in range(len(examples))] if examples.labels else examples.answers
+    return [repr(fields) for fields in zip(examples.questions, answers, before, strict=True)]
 
 
 def _seen(examples: Examples, row: int) -> bytes:
-    """Digest of an example's pictures; of one without, its name."""
+    """Digest of an example's pictures; of one without, its name, or of a text with labels nothing."""
     if not examples.images.shape[1] or not presence(examples.take([row]))[0, 0]:
-        return examples.names[row].encode()
+        return b"" if examples.labels is not None else examples.names[row].encode()
     return _digest(examples.images[number] for number in np.ravel(examples.image_index[row]).tolist())
-
-
-def _label_texts(examples: LabelExamples) -> list[str]:
-    texts = examples.table.texts
-    return [
-        repr((examples.table.labels_of(row), "" if texts is None else texts[row])) for row in examples.rows.tolist()
-    ]
-
-
-def _label_seen(examples: LabelExamples, row: int) -> bytes:
-    return b"" if examples.pictures is None else _digest([examples.pictures[int(examples.rows[row])]])
 
 
 def _digest(pictures: Iterable[np.ndarray]) -> bytes:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from confed.data.encode import Tokenizer
 from confed.data.examples import channels_first
 from confed.data.intake.opening import PictureSource, read_picture
-from confed.data.labelled import LabelDataset
 from confed.data.pictures import Fit, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
@@ -297,11 +296,7 @@ class FinishedRun:
 
     def _image_size(self, client: str) -> int:
         """Pixels per side of the training pictures; 0 of texts."""
-        dataset = self._materials.dataset
-        if not isinstance(dataset, LabelDataset):
-            return dataset.clients[client].train.images.shape[1]
-        pictures = dataset.clients[client].train.pictures
-        return 0 if pictures is None else pictures.shape[1]
+        return self._materials.dataset.clients[client].train.images.shape[1]
 
     def _shared(self, client: str | None) -> dict[str, Tensor]:
         """What a client receives of the global values; all of them for None."""

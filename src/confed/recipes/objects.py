@@ -18,17 +18,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from confed.data.examples import FederatedDataset
-from confed.data.labelled import LabelDataset
+from confed.data.examples import FederatedDataset, kind_made
 from confed.data.tables import Tables, is_table, tables_of
+from confed.data.targets import FITTING_TASK
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.model_contract import check_model_kept
+from confed.federation.old_keys import RENAMED
 from confed.federation.params import named_tensors
 from confed.federation.specs import model_spec
 from confed.recipes.overrides import NAMED
 from confed.recipes.run_section import RunSection
-from confed.recipes.schema import DERIVED, plain
+from confed.recipes.schema import DERIVED, keywords, plain
 from confed.registry import SESSION, allow_code
 
 # Names for objects that only this Python session has: modules -------------------------------------------------
@@ -40,7 +41,7 @@ def session_name(section: str, value: Any) -> str:
         check_model_kept(type(value).__name__, value)
         name = f"{SESSION}{type(value).__name__}@{digest_of((str(value), named_tensors(value)))}"
         NAMED[section].add(name, _model(value))
-    elif isinstance(value, FederatedDataset | LabelDataset):
+    elif isinstance(value, FederatedDataset):
         name = f"{SESSION}{value.name}@{digest_of(value)}"
         NAMED[section].add(name, lambda: value)
     elif is_table(value):
@@ -136,14 +137,14 @@ def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone."""
-    sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(RunSection)]
+    sections, keys = (*NAMED, "local", "run"), list(keywords(RunSection))
     overrides: dict[str, Any] = {}
     for name, value in given.items():
         if "." in name:
             overrides[name] = value
         elif name in sections:
             overrides |= {f"{name}.{key}": item for key, item in section_of(name, value).items()}
-        elif name in keys:
+        elif name in keys or f"run.{name}" in RENAMED:
             overrides[f"run.{name}"] = value
         else:
             near = get_close_matches(name, [*sections, *keys], 1)
@@ -179,7 +180,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
     kinds = {
         "algorithm": "an Algorithm",
         "model": "a torch.nn.Module",
-        "data": "a FederatedDataset, LabelDataset, DataFrame or Dataset",
+        "data": "a FederatedDataset, DataFrame or Dataset",
     }
     raise ValueError(
         f"{section} must be a name, a mapping with 'name', a function or class, or "
@@ -190,20 +191,15 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
 def _task_of(data: Any, name: str) -> str:
     """The task that fits data: theirs, as far as the object, or what its function says to return, tells."""
     if isinstance(data, FederatedDataset):
-        if data.captioned:
-            return "captioning"
-        return "chat" if data.conversed else "vqa"
-    labelled = isinstance(data, LabelDataset)
-    if not labelled and name:
-        labelled = signature(NAMED["data"][name]).return_annotation is LabelDataset
-    return "multilabel" if labelled else "vqa"
+        return FITTING_TASK[data.kind]
+    return FITTING_TASK[kind_made(NAMED["data"][name])] if name else "vqa"
 
 
 def _is_object(section: str, value: Any) -> bool:
     """Whether a value is the model or the data themselves, which only this session has."""
     if section == "model":
         return isinstance(value, nn.Module)
-    return section == "data" and (isinstance(value, FederatedDataset | LabelDataset) or is_table(value))
+    return section == "data" and (isinstance(value, FederatedDataset) or is_table(value))
 
 
 def _is_constructor(section: str, value: Any) -> bool:
@@ -229,7 +225,7 @@ def _name(section: str, constructor: Callable[..., Any]) -> str:
 def _values(section: str, value: Any) -> dict[str, Any]:
     """The fields of an object that its constructor takes and that a recipe gives."""
     skipped = DERIVED.get(section, set())
-    return {f.name: vars(value)[f.name] for f in fields(value) if f.init and f.name not in skipped}
+    return {f.name.removesuffix("_"): vars(value)[f.name] for f in fields(value) if f.init and f.name not in skipped}
 
 
 def _written(section: str, values: Mapping[str, Any]) -> dict[str, Any]:

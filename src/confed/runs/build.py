@@ -2,28 +2,27 @@
 
 import json
 import os
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from confed.data.caption_tables import MixedData, with_turns
 from confed.data.chat_tables import right_answers
 from confed.data.examples import FederatedDataset, TableData
-from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
-from confed.data.labelled import LabelDataset
+from confed.data.lazy import changed, known_sizes
+from confed.data.lazy import without as leave_out
 from confed.data.ml_files.integrity import cache_folder
-from confed.data.modal_tables import ModalTable
-from confed.data.modalities import is_modal, modalities_of
+from confed.data.modalities import owned_by_clients
 from confed.data.modality_names import sort_modalities
-from confed.data.table import Table
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import Table, concatenate_tables
 from confed.engines.executor import check_compiler
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.participation import listed
@@ -31,7 +30,7 @@ from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
-from confed.federation.protocols import ClientData, Task
+from confed.federation.protocols import Task
 from confed.federation.specs import (
     ChecksPictures,
     ComparesCaptions,
@@ -70,9 +69,12 @@ from confed.runs.encode import (
     RunData,
     derived_options,
     load_run_data,
+    table_data,
 )
 from confed.system.collector import collector_at_rest
 
+Owned = tuple[str, ...] | Mapping[str, tuple[str, ...]]
+"""Modalities of all clients, or of each."""
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
 
@@ -94,64 +96,98 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     Raises ``ValueError``: the recipe or its data are faulty, or the method cannot work with them (the message names the
     thing).
     """
-    run, run_data = recipe.run, load_data(recipe)
-    Participation(run.joins, run.leaves).check(list(run_data.clients), 0)
-    run_data = _without(run_data, run.without)
-    warn_of_ignored(recipe.sections["data"], run, run_data)
-    check_cohorts(recipe.construct("algorithm"), run, run_data.clients)
-    dataset, name = run_data.dataset, recipe.sections["model"]["name"]
+    run = recipe.run
+    run_data = _present(recipe, load_data(recipe))
+    dataset = run_data.dataset
     task, tasks = tasks_of(recipe, run_data)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := task_spec(t).head) != "answers"))
     build = _Models(_builder(recipe, run_data, task, heads))
     check_lengths(recipe, dataset)
     warn_of_long_texts(run_data)
-    writes = run_data.answer_tokens is not None
-    headless = heads and "heads" not in signature(models[name]).parameters
-    others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
-    fits = combination(recipe, dataset, task, reads_answers=writes)
-    check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
+    _check_fit(recipe, run_data, task, tasks, heads)
     algorithm = _configured(recipe, build, task, tasks, run_data)
-    known_share = task_spec(task).known or 0.0
-    clients: Mapping[str, ClientData] = run_data.clients
-    sizes: Sequence[int] | None = None
-    if isinstance(run_data.clients, LazyTables):
-        clients = run_data.clients.masked(known_share) if known_share else run_data.clients
-        sizes = None if run_data.clients.sizes is None else run_data.clients.sizes.tolist()
-    observers: Mapping[str, ClientData] = run_data.unseen
-    owned = _modalities(dataset)
-    public, observers = public_data(algorithm, dataset, observers, owned)
+    owned = owned_by_clients(dataset)
+    public, observers = public_data(algorithm, dataset, run_data.unseen, owned)
     if public is not None:
         side = ServerSide(build, public, task, run.seed, _device(run.device))
         algorithm = _with_public_data(algorithm, dataset, side)
-    check_method(algorithm, run, run_data.clients)
-    check_local(algorithm, recipe.local)
-    check_scores(algorithm, task)
-    check_modalities(recipe, dataset.name, owned)
-    if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
-        check_whole(algorithm, build.first, owned)
-    check_class_lists(algorithm, dataset)
-    if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
-        check_heads(algorithm, build.first, list(run_data.clients), dataset)
+    _check_method(recipe, run_data, algorithm, build, task, owned)
+    clients = _masked(run_data.clients, task_spec(task).known)
     if algorithm.traits.centralised:
-        observers = Both(clients, observers)
-        clients, sizes, owned = {EVERYONE: _everyone(run_data, known_share)}, None, {EVERYONE: _all_of(owned)}
+        observers = ChainMap[str, Any](dict(observers), cast(Any, clients))
+        clients = {EVERYONE: _masked_data(_everyone(run_data), task_spec(task).known)}
+        owned = {EVERYONE: _all_of(owned)}
     if run.compile:
         check_compiler(_device(run.device))
+    sizes = known_sizes(clients)
+    members = Members(
+        clients, owned, {n: t.head for n, t in tasks.items() if heads}, None if sizes is None else sizes.tolist()
+    )
     setup = Setup(
-        algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
-        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
+        algorithm, members, task, recipe.local, build, run.rounds, run.seed, run.keep_personal, observers,
+        _device(run.device), tasks, public,
         features=_features(run),
         batch_clients=run.batch_clients,
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
         measures=tuple(measures[name]() for name in run.measures),
     )  # fmt: skip
-    if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
-        adds = type(algorithm).add_modules is not Algorithm.add_modules
-        workspace = Workspace(setup.model() if adds else build.first)
-        people = map(setup.population.info, range(len(setup.population)))
-        check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
+    _check_protections(setup, build)
     return setup, run_data
+
+
+def _present(recipe: Recipe, run_data: RunData) -> RunData:
+    """The data of the clients that take part."""
+    run = recipe.run
+    Participation(run.joins, run.leaves).check(list(run_data.clients), 0)
+    run_data = _without(run_data, run.without)
+    warn_of_ignored(recipe.sections["data"], run, run_data)
+    check_cohorts(recipe.construct("algorithm"), run, run_data.clients)
+    return run_data
+
+
+def _check_fit(recipe: Recipe, run_data: RunData, task: Task, tasks: Mapping[str, Any], heads: Sequence[str]) -> None:
+    """Check of model, task and data with one another."""
+    headless = heads and "heads" not in signature(models[recipe.sections["model"]["name"]]).parameters
+    others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
+    fits = combination(recipe, run_data.dataset, task, reads_answers=run_data.answer_tokens is not None)
+    check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
+
+
+def _check_method(
+    recipe: Recipe, run_data: RunData, algorithm: Algorithm, build: "_Models", task: Task, owned: Owned
+) -> None:
+    """Check of the method with run, task, model and data."""
+    dataset, clients = run_data.dataset, run_data.clients
+    check_method(algorithm, recipe.run, clients)
+    check_local(algorithm, recipe.local)
+    check_scores(algorithm, task)
+    check_modalities(recipe, dataset.name, owned)
+    if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
+        check_whole(algorithm, build.first, owned)
+    check_class_lists(algorithm, dataset)
+    if (dataset.answer_sets and run_data.answer_tokens is None) or dataset.tasks:
+        check_heads(algorithm, build.first, list(clients), dataset)
+
+
+def _check_protections(setup: Setup, build: "_Models") -> None:
+    """Check that noise and secure sums find in every client what they need."""
+    algorithm = setup.algorithm
+    if algorithm.update_privacy is None and algorithm.secure_sum is None:
+        return
+    adds = type(algorithm).add_modules is not Algorithm.add_modules
+    workspace = Workspace(setup.model() if adds else build.first)
+    people = map(setup.population.info, range(len(setup.population)))
+    check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
+
+
+def _masked(clients: Mapping[str, TableData], known: float | None) -> Mapping[str, TableData]:
+    """The clients, with a largest share of known labels in training."""
+    return changed(clients, partial(_masked_data, known=known)) if known else clients
+
+
+def _masked_data(data: TableData, known: float | None) -> TableData:
+    return data.masked(known or 0.0)
 
 
 class _Models:
@@ -253,12 +289,13 @@ def _features(run: RunSection) -> FeatureSettings | None:
     allowed = os.environ.get("CONFED_FEATURES", "auto")  # what this machine's owner says, whatever recipes say
     if allowed not in ("auto", "memory", "off"):
         raise ValueError(f"CONFED_FEATURES must be auto, memory or off, got {allowed!r}")
-    if "off" in (run.features, allowed):
+    if "off" in (run.features.keep, allowed):
         return None
     folder: Path | None = None
     with suppress(OSError):
-        folder = cache_folder().parent / "features" if run.features == allowed == "auto" else None
-    return FeatureSettings(int(run.features_memory * 1e9), folder, int(run.features_disk * 1e9), run.features_tolerance)
+        folder = cache_folder().parent / "features" if run.features.keep == allowed == "auto" else None
+    kept = run.features
+    return FeatureSettings(int(kept.memory * 1e9), folder, int(kept.disk * 1e9), kept.tolerance)
 
 
 def check_device(recipe: Recipe, *, alone: bool = False) -> None:
@@ -285,30 +322,14 @@ def _check_several_gpus(run: RunSection) -> None:
         )
 
 
-def _everyone(run_data: RunData, known_share: float) -> TableData:
+def _everyone(run_data: RunData) -> TableData:
     """All clients' training examples as one client's."""
-    tables = [data.tables[0] for data in run_data.clients.values()]
-    labelled = [table for table in tables if isinstance(table, LabelTable)]
-    if labelled:
-        train = pool_labels(labelled)
-        return LabelData(train, train.take(0), train.take(0), known_share)
-    rows = with_turns(concatenate_tables([_without_labels(table, run_data.questions) for table in tables]))
-    mixture = run_data.questions.mixture
-    if mixture and isinstance(rows, ModalTable):
-        return MixedData(rows, rows.take(0), rows.take(0), mixture)
-    return TableData(rows, rows.take(0), rows.take(0))
+    dataset = run_data.dataset
+    rows = concatenate_tables([_without_labels(data.tables[0], dataset) for data in run_data.clients.values()])
+    return table_data(rows, rows.take(0), rows.take(0), dataset.mixture)
 
 
-def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
-    """Modalities of all clients' examples, or of each client's."""
-    if isinstance(dataset, FederatedDataset):
-        return modalities_of(dataset) if is_modal(dataset) else ("image", "text")
-    first = next(iter(dataset.clients.values())).train
-    present = {"image": first.pictures is not None, "text": first.table.texts is not None}
-    return tuple(name for name, given in present.items() if given)
-
-
-def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _all_of(owned: Owned) -> tuple[str, ...]:
     """The modalities that any client has."""
     return owned if isinstance(owned, tuple) else sort_modalities(chain.from_iterable(owned.values()), "a client")
 
@@ -346,7 +367,7 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
 
 def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
     """A task that compares what a model writes with what people wrote of all validation and test examples."""
-    dataset = run_data.questions
+    dataset = run_data.dataset
     asked_about = chain.from_iterable((split.validation, split.test) for split in dataset.clients.values())
     captions = list(chain.from_iterable(map(right_answers, chain(asked_about, dataset.unseen.values()))))
     # Where all examples are at other sites, texts are compared with captions there.
@@ -370,16 +391,7 @@ def _without(run_data: RunData, names: Sequence[str]) -> RunData:
             raise ValueError(f"run.without names no client {name!r}; there are {listed(list(run_data.clients))}")
     if set(names) == set(run_data.clients):
         raise ValueError(f"run.without must leave at least one client, got all of them: {listed(names)}")
-    if isinstance(run_data.clients, LazyTables) and isinstance(run_data.dataset, LabelDataset):
-        selected = Selected(run_data.dataset.clients, names)  # no client's data are made for it
-        return replace(
-            run_data, dataset=replace(run_data.dataset, clients=selected), clients=run_data.clients.without(names)
-        )
-
-    def others(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name not in names}
-
-    data = run_data.questions
-    clients, facts, tasks, modalities = map(others, (data.clients, data.facts, data.tasks, data.modalities))
-    dataset = replace(data, clients=clients, facts=facts, tasks=tasks, modalities=modalities)
-    return replace(run_data, dataset=dataset, clients=others(run_data.clients))
+    data = run_data.dataset
+    facts, tasks, modalities = (leave_out(values, names) for values in (data.facts, data.tasks, data.modalities))
+    dataset = replace(data, clients=leave_out(data.clients, names), facts=facts, tasks=tasks, modalities=modalities)
+    return replace(run_data, dataset=dataset, clients=leave_out(run_data.clients, names))

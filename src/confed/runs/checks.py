@@ -9,14 +9,13 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from itertools import chain, islice
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from confed.data.examples import FederatedDataset, TableData
-from confed.data.labelled import LabelDataset
-from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
 from confed.engines.participation import listed
 from confed.federation.algorithm import Algorithm
@@ -97,13 +96,13 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
         )
 
 
-def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset | LabelDataset) -> None:
+def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
     """Check that clients' examples have the same class lists where a method states the privacy of an example.
 
     A list of the client's own classes comes from its labels: one example changes the losses of all others.
     """
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
-    if not noised or isinstance(dataset, LabelDataset):
+    if not noised:
         return
     if len({split.train.offered for split in dataset.clients.values()}) > 1:
         raise ValueError(
@@ -137,10 +136,10 @@ def check_local(algorithm: Algorithm, local: Local) -> None:
     refused = (
         ("accumulate", 1, traits.splits or traits.in_sessions, "client and server step after every batch"),
         ("iterations", 0, traits.splits or traits.in_epochs, "its rounds are made of epochs"),
-        ("horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
+        ("schedule.horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
     )
     for name, only, applies, why in refused:
-        value = getattr(local, name)
+        value = attrgetter(name)(local)
         if applies and value > only:
             raise ValueError(f"local.{name} must be {only} for {algorithm.title}, got {value}: {why}")
     if local.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
@@ -174,7 +173,7 @@ def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tupl
 
 def public_data(
     algorithm: Algorithm,
-    dataset: FederatedDataset | LabelDataset,
+    dataset: FederatedDataset,
     unseen: Mapping[str, ClientData],
     owned: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
 ) -> tuple[ClientData | None, Mapping[str, ClientData]]:
@@ -183,7 +182,7 @@ def public_data(
         return None, unseen
     place = algorithm.public_place()
     name = algorithm.title
-    if isinstance(dataset, FederatedDataset) and (dataset.answer_sets or dataset.tasks):
+    if dataset.answer_sets or dataset.tasks:
         raise ValueError(
             f"{name} averages what clients say of public examples, and the clients of {dataset.name!r} have answers or "
             "tasks of their own"
@@ -196,7 +195,7 @@ def public_data(
         )
     data = unseen[place]
     table = data.tables[0] if isinstance(data, TableData) else None
-    sets = table.sets() if isinstance(table, ModalTable) else []
+    sets = [] if table is None or table.present is None else table.sets()
     for client, client_modalities in ({} if isinstance(owned, tuple) else owned).items():
         strange = next((names for names in sets if not set(names) & set(client_modalities)), None)
         if strange is not None:
@@ -309,10 +308,10 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
         )
 
 
-def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
+def check_lengths(recipe: Recipe, dataset: FederatedDataset) -> None:
     """Check of the lengths of sounds and series against what the model reads."""
     model = recipe.sections["model"]
-    if not isinstance(dataset, FederatedDataset) or not model_spec(models[model["name"]]).reads_absent:
+    if not model_spec(models[model["name"]]).reads_absent:
         return
     options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
     longest_of = longest(dataset)

@@ -5,19 +5,18 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from confed.data.examples import FederatedDataset
-from confed.data.labelled import LabelDataset
+from confed.data.targets import FITTING_TASK, Kind
 from confed.federation.specs import ModelSpec, TaskSpec, model_spec, task_spec
 from confed.recipes.recipe import Recipe
 from confed.registry import models
 
-Targets = Literal["answers", "captions", "labels"]
-_MODEL_FOR = {
-    "answers": ('a model that answers questions, such as "vilt_mini"', "vqa"),
-    "captions": ('one that writes captions, such as "caption_transformer_mini"', "captioning"),
-    "labels": ('a model that scores labels, such as "vit_mini" or "ctran_mini"', "multilabel"),
-    "conversations": ('a model that converses, such as "hf"', "chat"),
+_MODEL_FOR: dict[Kind, str] = {
+    "answers": 'a model that answers questions, such as "vilt_mini"',
+    "captions": 'one that writes captions, such as "caption_transformer_mini"',
+    "labels": 'a model that scores labels, such as "vit_mini" or "ctran_mini"',
+    "conversations": 'a model that converses, such as "hf"',
 }
-"""What the data have -> models for it, and their task."""
+"""What the data have -> models for it."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,11 @@ class Combination:
     task: str = ""
     model_spec: ModelSpec = field(default_factory=ModelSpec)
     task_spec: TaskSpec = field(default_factory=TaskSpec)
-    targets: Targets = "answers"  # what the examples of the data have
+    kind: Kind = "answers"  # what the examples of the data have
     # "tasks" or "answer sets" where clients have such of their own; empty where these are the same for all.
     of_clients: Literal["", "tasks", "answer sets"] = ""
     reads_answers: bool = False  # whether the model's tokenizer makes tokens of answers, which the model writes then
     wraps: bool = False  # whether the task replaces the model's answer head
-    conversed: bool = False  # whether answers end conversations of several turns, or with any number of pictures
     heads_missing: str = ""  # tasks of clients that the model has no head for, with the clients
 
     @property
@@ -50,13 +48,13 @@ class Combination:
     @property
     def fitting_task(self) -> str:
         """A task of this model with these data; empty if there is none, so that another model is needed."""
-        if self.targets == "captions":
+        if self.kind == "captions":
             return "captioning" if self.writes == "captions" else ""
         if self.writes == "captions":
             return ""
-        if self.targets == "labels":
+        if self.kind == "labels":
             return "" if self.reads_answers or self.model_spec.reads == "regions" else "multilabel"
-        if self.conversed:
+        if self.kind == "conversations":
             return "chat" if self.model_spec.converses else ""
         return "generation" if self.reads_answers else "vqa"
 
@@ -68,8 +66,10 @@ class Combination:
     @property
     def other_model(self) -> str:
         """Another model for these data, and its task if that is another one."""
-        kind, task = _MODEL_FOR["conversations" if self.conversed else self.targets]
-        return f"set model.name to {kind}" + (f', and task.name = "{task}"' if self.task not in ("", task) else "")
+        task = FITTING_TASK[self.kind]
+        return f"set model.name to {_MODEL_FOR[self.kind]}" + (
+            f', and task.name = "{task}"' if self.task not in ("", task) else ""
+        )
 
     @property
     def or_captions(self) -> str:
@@ -100,26 +100,26 @@ class Rule(NamedTuple):
 RULES = (
     # Model x data.
     Rule(
-        lambda c: c.targets == "labels" and not c.fitting_task,
+        lambda c: c.kind == "labels" and not c.fitting_task,
         "the model {c.model!r} {c.model_does}, and dataset {c.data!r} has labels: {c.instead}",
     ),
     # Task x data.
     Rule(
-        lambda c: c.targets != "captions" and c.task_spec.judges == "captions",
-        'task.name = "{c.task}" needs pictures with captions, and dataset {c.data!r} has {c.targets}: '
+        lambda c: c.kind != "captions" and c.task_spec.judges == "captions",
+        'task.name = "{c.task}" needs pictures with captions, and dataset {c.data!r} has {c.kind}: '
         "{c.instead}{c.or_captions}",
     ),
     Rule(
-        lambda c: c.targets == "captions" and bool(c.task) and c.task_spec.judges != "captions",
+        lambda c: c.kind == "captions" and bool(c.task) and c.task_spec.judges != "captions",
         "dataset {c.data!r} has captions, not questions: {c.instead}, got {c.task!r}",
     ),
     Rule(
-        lambda c: c.targets == "labels" and bool(c.task) and c.task_spec.judges != "labels",
+        lambda c: c.kind == "labels" and bool(c.task) and c.task_spec.judges != "labels",
         "dataset {c.data!r} has labels, not questions: {c.instead}, got {c.task!r}",
     ),
     Rule(
-        lambda c: c.targets != "labels" and c.task_spec.judges == "labels",
-        "dataset {c.data!r} has {c.targets}, not labels: {c.instead}, got {c.task!r}",
+        lambda c: c.kind != "labels" and c.task_spec.judges == "labels",
+        "dataset {c.data!r} has {c.kind}, not labels: {c.instead}, got {c.task!r}",
     ),
     Rule(
         lambda c: c.wraps and bool(c.of_clients),
@@ -136,7 +136,7 @@ RULES = (
         "the model {c.model!r} writes captions and answers no questions: {c.instead}{c.or_captions}",
     ),
     Rule(
-        lambda c: c.conversed and bool(c.task) and c.task_spec.judges != "texts",
+        lambda c: c.kind == "conversations" and bool(c.task) and c.task_spec.judges != "texts",
         "dataset {c.data!r} has conversations of several turns or pictures: {c.instead}, got {c.task!r}",
     ),
     Rule(
@@ -161,26 +161,20 @@ RULES = (
 
 
 def combination(
-    recipe: Recipe | str, dataset: FederatedDataset | LabelDataset, task: object = None, *, reads_answers: bool = False
+    recipe: Recipe | str, dataset: FederatedDataset, task: object = None, *, reads_answers: bool = False
 ) -> Combination:  # fmt: skip
     """The combination of a recipe, or of a model's name and data before the task is known."""
     name = recipe if isinstance(recipe, str) else recipe.sections["model"]["name"]
-    if isinstance(dataset, LabelDataset):
-        targets, heads, conversed = "labels", "", False
-    else:
-        targets, conversed = "captions" if dataset.captioned else "answers", dataset.conversed
-        heads = "answer sets" if dataset.answer_sets else ""
-        heads = "tasks" if dataset.tasks else heads
+    heads = "answer sets" if dataset.answer_sets else ""
     return Combination(
         name,
         dataset.name,
         "" if isinstance(recipe, str) else recipe.sections["task"]["name"],
         model_spec(models[name]),
         TaskSpec() if task is None else task_spec(task),
-        targets,
-        heads,
+        dataset.kind,
+        "tasks" if dataset.tasks else heads,
         reads_answers,
-        conversed=conversed,
     )
 
 

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from confed.data.controls import PERMUTED, WordAnswers
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import AnswerTable
-from confed.data.labelled import LabelDataset
+from confed.data.examples import Examples
+from confed.data.federate import AnswerTable, label_numbers
 from confed.data.modalities import is_modal
 from confed.data.table import Table
 from confed.engines.perform import Setup
@@ -59,7 +58,7 @@ def summarise_controls(
     floors = _Floors(setup, run_data)
     summary: dict[str, Any] = {}
     # Of multi-label data, as in their tables: a place that is looked at while training is no test.
-    aside = {*left, *([VALIDATION] if isinstance(run_data.dataset, LabelDataset) else [])}
+    aside = {*left, *([VALIDATION] if run_data.dataset.kind == "labels" else [])}
     for view, key in OF_EVALUATED.items():
         places = {p: rows for (v, p), rows in examined.controls.items() if v == view and p not in aside}
         if places:
@@ -81,7 +80,7 @@ def _of_view(
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
     decisive = _decisive(run_data, places)
-    if isinstance(run_data.dataset, LabelDataset) and all("probabilities" in rows for rows in tested.values()):
+    if all("probabilities" in rows for rows in tested.values()):
         constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
         judged = _over_classes(tested, places, constant, setup, decisive)
     else:
@@ -139,19 +138,17 @@ class _Floors:
         self._setup, self._materials, self._dataset = setup, run_data, run_data.dataset
         dataset = run_data.dataset
         # Texts that are one of several inputs are no questions about the others: they tell the answer themselves.
-        self._words = isinstance(dataset, FederatedDataset) and not is_modal(dataset)
+        self._words = not is_modal(dataset)
         self._alike = not dataset.answer_sets and not dataset.tasks
         self._learned: dict[tuple[str, str], Any] = {}
 
     def scores(self, name: str, view: str, places: Iterable[str]) -> dict[str, np.ndarray]:
         """Place -> scores of "constant" or "words"; nothing where there is no such answer."""
         dataset = self._dataset
-        if isinstance(dataset, LabelDataset):
-            if name == "words":
-                return {}
-            return {place: self._score(place, self.frequencies(view, place).logit().expand) for place in places}
-        if dataset.captioned or (name == "words" and not self._words):
+        if dataset.kind == "captions" or (name == "words" and (dataset.kind == "labels" or not self._words)):
             return {}
+        if dataset.kind == "labels":
+            return {place: self._score(place, self.frequencies(view, place).logit().expand) for place in places}
         scores: dict[str, np.ndarray] = {}
         for place in places:
             examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
@@ -169,14 +166,11 @@ class _Floors:
 
     def frequencies(self, view: str, place: str) -> Tensor:
         """The share of training examples with each label, float64 (C,), within (0, 1)."""
-        dataset = self._dataset
-        assert isinstance(dataset, LabelDataset)
-        owner = self._owner(view, place)
+        dataset, owner = self._dataset, self._owner(view, place)
         if ("labels", owner) not in self._learned:
-            parts = [dataset.clients[owner].train] if owner else (split.train for split in dataset.clients.values())
-            counts, total = np.zeros(len(dataset.labels)), 0
-            for examples in parts:
-                counts, total = counts + examples.counts(), total + len(examples)
+            counts, total = np.zeros(len(dataset.answers)), 0
+            for split in [dataset.clients[owner]] if owner else dataset.clients.values():
+                counts, total = counts + label_numbers([split.train]), total + len(split.train)
             self._learned["labels", owner] = torch.from_numpy((counts + 0.5) / (total + 1))
         return self._learned["labels", owner]
 
@@ -186,7 +180,6 @@ class _Floors:
 
     def _answers(self, name: str, view: str, place: str, examples: Examples) -> list[str] | None:
         dataset, owner = self._dataset, self._owner(view, place)
-        assert isinstance(dataset, FederatedDataset)
         parts = [dataset.clients[owner].train] if owner else [split.train for split in dataset.clients.values()]
         if not any(map(len, parts)):
             return None

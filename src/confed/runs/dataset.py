@@ -4,17 +4,18 @@ import json
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from confed.data.card_files import read_card
-from confed.data.examples import Examples, FederatedDataset
-from confed.data.imputation import Fill, drop_modalities, impute, missing_of
-from confed.data.labelled import LabelDataset
+from confed.data.examples import Examples, FederatedDataset, kind_made
+from confed.data.imputation import Fill, Missing, drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.pictures import fitted
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
+from confed.data.targets import Kind
 from confed.datasets.card import aligned_to_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
@@ -25,40 +26,29 @@ class Source:
 
     Attributes:
         modal: whether there is more to it than pictures with texts that are always there.
-        parts: of questions, all examples of clients and places.
     """
 
-    def __init__(self, dataset: FederatedDataset | LabelDataset, fill: Fill = "zero") -> None:
+    def __init__(self, dataset: FederatedDataset, fill: Fill = "zero") -> None:
         self.dataset = dataset
         self.fill: Fill = fill
-        self.modal = isinstance(dataset, FederatedDataset) and is_modal(dataset)
-        self.parts: list[Examples] = []
-        if isinstance(dataset, FederatedDataset):
-            self.parts = dataset.parts
-            self.parts += list(dataset.unseen.values())
-
-    @property
-    def questions(self) -> FederatedDataset:
-        """The dataset, where it has questions with answers."""
-        assert isinstance(self.dataset, FederatedDataset)
-        return self.dataset
+        self.modal = is_modal(dataset)
 
     @cached_property
     def whole(self) -> "Source":
         """The same source with stand-ins for missing pictures; itself where none is missing."""
-        complete = impute(self.questions, self.fill) if self.modal else self.questions
+        complete = impute(self.dataset, self.fill) if self.modal else self.dataset
         return self if complete is self.dataset else Source(complete, self.fill)
 
     @cached_property
     def regions(self) -> dict[int, Regions]:
         """The dataset's features by the identity of their tables; where it has none, made of each table of pictures."""
         name = self.dataset.name
-        if any(np.ndim(examples.image_index) > 1 for examples in self.parts):
+        if any(np.ndim(examples.image_index) > 1 for examples in self.dataset.everything):
             raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
-        if {examples.regions is None for examples in self.parts} == {True, False}:
+        if {examples.regions is None for examples in self.dataset.everything} == {True, False}:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
         tables: dict[int, Regions] = {}
-        for examples in self.parts:
+        for examples in self.dataset.everything:
             key = picture_table_id(examples)
             if key not in tables:
                 tables[key] = grid_features(examples.images) if examples.regions is None else examples.regions
@@ -76,7 +66,7 @@ def picture_table_id(examples: Examples) -> int:
     return id(examples.images if examples.regions is None else examples.regions)
 
 
-def load_dataset(data: str, seed: int) -> FederatedDataset | LabelDataset:
+def load_dataset(data: str, seed: int) -> FederatedDataset:
     """A recipe's data as they are before any model reads them.
 
     Raises ``ValueError``: faulty data (the message names the thing).
@@ -92,23 +82,20 @@ def load_source(data: str, seed: int) -> Source:
     terms, fit = values.pop("card", ""), values.pop("fit", "squeeze")
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
-    if missing.loses and signature(constructor).return_annotation is LabelDataset:
-        # Said before such data are made, which may take long.
-        raise _labels_lose_nothing(str(getattr(constructor, "__name__", constructor)))
+    check_loses(missing, kind_made(constructor), constructor)  # before such data are made, which may take long
     with fitted(fit):
-        dataset: FederatedDataset | LabelDataset = constructor(**values)
-    if isinstance(dataset, LabelDataset):
-        if missing.loses:
-            raise _labels_lose_nothing(dataset.name)
-        return Source(aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset)
+        dataset: FederatedDataset = constructor(**values)
+    check_loses(missing, dataset.kind, constructor)
     if dataset.elsewhere is None:
         check_ownership(dataset)
         dataset = leave_out_unreadable(dataset)
     aligned = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
-    assert isinstance(aligned, FederatedDataset)
     dataset = drop_modalities(aligned, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
 
 
-def _labels_lose_nothing(name: str) -> ValueError:
-    return ValueError(f"data.missing is for questions with answers; the examples of {name!r} have labels")
+def check_loses(missing: Missing, kind: Kind, constructor: Any) -> None:
+    """Check that no modalities are taken from examples with labels."""
+    if missing.loses and kind == "labels":
+        name = getattr(constructor, "__name__", constructor)
+        raise ValueError(f"data.missing is for questions with answers; the examples of {str(name)!r} have labels")

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from confed.data.examples import FederatedDataset
-from confed.data.labelled import LabelDataset
+from confed.data.lazy import Taken
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.ragged import Ragged
 from confed.results.folder import RunFolder
@@ -21,7 +21,7 @@ LOOKED_AT = 64
 """Rows that count for the digest of pictures in files and of features of regions, spread evenly."""
 
 
-def source_digests(dataset: FederatedDataset | LabelDataset) -> dict[str, str]:
+def source_digests(dataset: FederatedDataset) -> dict[str, str]:
     """Digests of what decides a run's numbers beside its recipe: "code", "packages" and, if here, "data"."""
     data = {} if dataset.elsewhere is not None else {"data": data_digest(dataset)}
     return {"code": code_digest(), "packages": digest_of(packages()), **data}
@@ -47,13 +47,13 @@ def file_digest(files: Sequence[Path], root: Path | None = None) -> str:
     return hasher.hexdigest()
 
 
-def data_digest(dataset: FederatedDataset | LabelDataset) -> str:
+def data_digest(dataset: FederatedDataset) -> str:
     """SHA-256 over all examples of all clients and unseen places: texts, answers, who has them in which role, inputs.
 
     Pictures, recordings and series in memory count byte by byte; of pictures in files and of features of regions
     :data:`LOOKED_AT` rows do.
     """
-    parts = _label_parts(dataset) if isinstance(dataset, LabelDataset) else _question_parts(dataset)
+    parts = _label_parts(dataset) if dataset.kind == "labels" else _question_parts(dataset)
     hasher = hashlib.sha256()
     for field in parts:
         hasher.update(f"{len(field)}\n".encode())
@@ -70,7 +70,7 @@ def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
         return tables[id(of)][0]
 
     yield _json([dataset.name, dataset.answers, dict(dataset.answer_sets), dict(dataset.tasks)])
-    for place, role, examples in _placed(dataset):
+    for place, role, examples in dataset.placed():
         columns = (
             examples.names, examples.questions, examples.answers, examples.types, examples.annotations,
             examples.choices, examples.captions, examples.before, examples.conversations,
@@ -84,27 +84,19 @@ def _question_parts(dataset: FederatedDataset) -> Iterator[bytes]:
             yield name.encode() + _array(present)
 
 
-def _placed(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, str, Any]]:
-    """Place, role and examples."""
-    for client in dataset.clients:
-        for role, examples in dataset.clients[client].roles.items():
-            yield client, role, examples
-    for place, examples in dataset.unseen.items():
-        yield place, "unseen", examples
-
-
-def _label_parts(dataset: LabelDataset) -> Iterator[bytes]:
-    yield _json([dataset.name, dataset.labels, dict(dataset.coarse)])
+def _label_parts(dataset: FederatedDataset) -> Iterator[bytes]:
+    yield _json([dataset.name, dataset.answers, dict(dataset.coarse)])
     tables: dict[int, object] = {}  # the table is kept, so that no other one gets its number
-    for place, role, examples in _placed(dataset):
-        table = examples.table
+    for place, role, examples in dataset.placed():
+        assert examples.labels is not None
+        table = examples.labels.table
         if id(table) not in tables:  # once, and not for each of tens of thousands of clients
             tables[id(table)] = table
             held = [table.present, table.names, *([] if table.texts is None else [table.texts])]
-            pictures = b"" if examples.pictures is None else _table(examples.pictures)
-            kinds = b"" if examples.types is None else _json(examples.types.tolist())
+            pictures = _table(examples.images) if examples.tables["image"] else b""
+            kinds = _json(list(examples.types.column)) if isinstance(examples.types, Taken) else b""
             yield b"".join([*map(_table, held), pictures, kinds])
-        yield _json([place, role]) + _array(examples.rows)
+        yield _json([place, role]) + _array(examples.labels.rows)
 
 
 def _table(held: Any) -> bytes:

@@ -9,19 +9,18 @@ from inspect import signature
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.caption_tables import MixedData, with_captions
 from confed.data.chat_tables import Prompts, unread
-from confed.data.encode import encode
-from confed.data.examples import Examples, FederatedDataset, StoredPictures, TableData, channels_first
-from confed.data.label_tables import encode_labels
-from confed.data.labelled import LabelDataset
-from confed.data.modal_tables import ModalTable, with_modalities
-from confed.data.picture_tables import NoPictures
+from confed.data.encode import SharedPictures, SharedTexts, encode, with_captions, with_modalities
+from confed.data.examples import Examples, FederatedDataset, Split, TableData
+from confed.data.lazy import Lazy, NoTexts, shared_columns
+from confed.data.mixed_batches import MixedData
+from confed.data.regions import Regions
 from confed.data.table import Table
-from confed.federation.specs import model_spec
+from confed.federation.specs import ModelSpec, model_spec
 from confed.models import create_tokenizer
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import CountsShortened
@@ -35,16 +34,14 @@ MOST_CANDIDATES = 5000
 """Answers of a dataset that a model which writes freely can choose from; with more, it writes only."""
 MOST_ANSWERS = 10
 """Different answers to one question that a model which writes its answers learns."""
-_NONE = torch.zeros(1, 3, 0, 0, dtype=torch.uint8)
-"""The picture table of examples that have no pictures."""
 
 
 @dataclass(frozen=True)
 class RunData:
     """Data as tensors and what is needed to build the model; shared by all methods of a study."""
 
-    dataset: FederatedDataset | LabelDataset
-    # Client -> its examples as tensors; of multi-label data made when they are asked for.
+    dataset: FederatedDataset
+    # Client -> its examples as tensors; of data with labels made when they are asked for.
     clients: Mapping[str, TableData]
     unseen: Mapping[str, TableData]  # scene -> its examples as tensors, in every role
     types: tuple[str, ...]  # names of the question types
@@ -59,17 +56,14 @@ class RunData:
 
         ``picture_size``: (H, W) in pixels; ``sample_rate``: of sounds; ``series_channels``: values per step.
         """
-        if isinstance(self.dataset, LabelDataset):
-            pictures = next(iter(self.dataset.clients.values())).train.pictures
-            return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
         shapes: dict[str, Any] = {}
-        for table in (*self.dataset.parts, *self.dataset.unseen.values()):
-            if table.images.shape[1] > 0:
-                shapes.setdefault("picture_size", tuple(table.images.shape[1:3]))
-            if table.sounds is not None:
-                shapes.setdefault("sample_rate", table.sounds.rate)
-            if table.series is not None:
-                shapes.setdefault("series_channels", len(table.series.channels))
+        for examples in self.dataset.everything:
+            if examples.images.shape[1] > 0:
+                shapes.setdefault("picture_size", tuple(examples.images.shape[1:3]))
+            if examples.sounds is not None:
+                shapes.setdefault("sample_rate", examples.sounds.rate)
+            if examples.series is not None:
+                shapes.setdefault("series_channels", len(examples.series.channels))
         return shapes
 
     @cached_property
@@ -82,13 +76,6 @@ class RunData:
             return 0, 0
         texts = list(dict.fromkeys(_texts_read(self.dataset)))
         return (self.tokenizer.shortened(texts) if texts else 0), len(texts)
-
-    @property
-    def questions(self) -> FederatedDataset:
-        """The dataset, where it has questions with answers."""
-        if isinstance(self.dataset, LabelDataset):
-            raise ValueError(f"this needs questions with answers; the examples of {self.dataset.name!r} have labels")
-        return self.dataset
 
 
 @lru_cache(maxsize=2)
@@ -105,114 +92,130 @@ def load_run_data(data: str, model: str, seed: int) -> RunData:
 
 def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
     """Data as tensors."""
-    if isinstance(source.dataset, LabelDataset):
-        return _with_labels(source.dataset, options, tokenizer)
-    gaps = source.modal and model_spec(models[options["name"]]).reads_absent
+    spec = model_spec(models[options["name"]])
+    gaps = source.modal and spec.reads_absent
     source = source if gaps else source.whole
-    dataset = source.questions
+    dataset = source.dataset
     if not dataset.clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
     if tokenizer is None:
         tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
-    # A model that writes its answers learns from their tokens.
-    prompts = _prompts(options["name"], source, tokenizer)
-    listed = () if prompts is not None and len(dataset.answers) > MOST_CANDIDATES else dataset.answers
-    tokens = tokenizer.answers(listed) if isinstance(tokenizer, AnswerTokenizer) else None
-    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
-    types = tuple(sorted(set(chain.from_iterable(examples.types for examples in source.parts)) | {*dataset.types}))
-    width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
-    pictures: dict[int, Tensor | StoredPictures] = {}
-    regions = source.regions if model_spec(models[options["name"]]).reads == "regions" else None
-    # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
-    turns = max(map(len, chain.from_iterable(examples.before or () for examples in source.parts)), default=0)
-    reader = tokenizer if prompts is None else unread
+    check_combination(combination(options["name"], dataset, reads_answers=isinstance(tokenizer, AnswerTokenizer)))
+    encoder = _Encoder(source, tokenizer, gaps, spec)
 
-    def modal(rows: Table, examples: Examples) -> Table:
-        if prompts is not None:
-            return prompts.of(examples, rows)
-        if not gaps:
-            return rows
-        rows = with_modalities(rows, examples)
-        return with_captions(rows, examples, tokenizer, turns) if dataset.captioned else rows
+    def client_data(client: str) -> TableData:
+        split, answers = dataset.clients[client], dataset.answer_set(client)
+        for examples in split.roles.values():
+            dataset.check_labels(client, examples)
+        train, validation = encoder.training(split.train, answers, client), encoder.table(split.validation, answers)
+        test = encoder.table(split.test, answers, outside=dataset.outside)
+        return table_data(train, validation, test, dataset.mixture)
 
-    def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
-        if regions is not None:
-            of_pictures = regions[picture_table_id(examples)]
-            rows = encode(examples, reader, answers, types, outside=outside, width=width, regions=of_pictures)
-            return modal(rows, examples)
-        # Examples often share one picture table; it becomes one tensor.
-        if id(examples.images) not in pictures:
-            bare = gaps and isinstance(examples.images, NoPictures)
-            pictures[id(examples.images)] = _NONE if bare else channels_first(examples.images)
-        stored = pictures[id(examples.images)]
-        return modal(encode(examples, reader, answers, types, stored, outside=outside, width=width), examples)
-
-    trained = {name: split.train for name, split in dataset.clients.items()}
-    given = {} if prompts is not None else _answers_given(trained, tokenizer)
-
-    def training(examples: Examples, answers: Sequence[str], client: str) -> Table:
-        rows = table(examples, answers)
-        if tokens is None or prompts is not None:
-            return rows
-        if client in given:
-            return replace(rows, columns={**rows.columns, **given[client]})
-        written = tokens[torch.tensor([row_of[answer] for answer in examples.answers], dtype=torch.int64)]
-        return replace(rows, columns={**rows.columns, "answer_tokens": written})
-
-    clients: dict[str, TableData] = {}
-    for name, s in dataset.clients.items():
-        answers = dataset.answer_set(name)
-        train, validation = training(s.train, answers, name), table(s.validation, answers)
-        test = table(s.test, answers, outside=dataset.outside)
-        if dataset.mixture and isinstance(train, ModalTable):
-            clients[name] = MixedData(train, validation, test, dataset.mixture)
-        else:
-            clients[name] = TableData(train, validation, test)
-    tests = {n: table(e, dataset.answer_set(n), outside=dataset.outside) for n, e in dataset.unseen.items()}
-    unseen = {name: TableData(rows, rows, rows) for name, rows in tests.items()}
-    read = next(iter(regions.values())) if regions else None
+    if dataset.kind == "labels":
+        clients: Mapping[str, TableData] = Lazy(dataset.clients, client_data, _sizes(dataset))
+        _check_tables(dataset, encoder)
+    else:
+        clients = {name: client_data(name) for name in dataset.clients}
+    unseen: dict[str, TableData] = {}
+    for name, examples in dataset.unseen.items():
+        rows = encoder.table(examples, dataset.answer_set(name), outside=dataset.outside)
+        unseen[name] = TableData(rows, rows, rows)
+    read = next(iter(encoder.regions.values()), None)
     return RunData(
-        dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
+        dataset, clients, unseen, encoder.types, tokenizer, encoder.tokens, 0 if read is None else read.shape[2],
         "" if read is None else read.encoder,
     )  # fmt: skip
 
 
-def _prompts(model: str, source: Source, tokenizer: Any) -> Prompts | None:
-    """Prompts of all examples for a model that converses; None for others."""
-    if not model_spec(models[model]).converses:
-        return None
-    trained = [split.train for split in source.questions.clients.values()]
+def table_data(train: Table, validation: Table, test: Table, mixture: Sequence[float] = ()) -> TableData:
+    """A client's tables, in mixed batches where texts are learned from examples that may lack modalities."""
+    if mixture and train.present is not None:
+        return MixedData(train, validation, test, mixture)
+    return TableData(train, validation, test)
+
+
+def _sizes(dataset: FederatedDataset) -> np.ndarray | None:
+    """Training examples of each client; None where clients are made on access and do not say."""
+    if isinstance(dataset.clients, Lazy):
+        return dataset.clients.sizes
+    return np.array([len(split.train) for split in dataset.clients.values()], dtype=np.int64)
+
+
+def _check_tables(dataset: FederatedDataset, encoder: "_Encoder") -> None:
+    """Check of tables before training, of which most examples are rows of one and the same."""
+    for examples in {(id(e.labels and e.labels.table), id(e.images)): e for e in dataset.everything}.values():
+        encoder.table(examples.take([]), dataset.answers)
+
+
+class _Encoder:
+    """Examples of a dataset as tables for a model; what belongs to many examples is made once."""
+
+    def __init__(self, source: Source, tokenizer: Any, gaps: bool, spec: ModelSpec) -> None:
+        dataset = source.dataset
+        self._dataset, self._tokenizer, self._gaps = dataset, tokenizer, gaps
+        # A model that writes its answers learns from their tokens.
+        self._prompts = _prompts(source, tokenizer) if spec.converses else None
+        listed = () if self._prompts is not None and len(dataset.answers) > MOST_CANDIDATES else dataset.answers
+        self.tokens: Tensor | None = tokenizer.answers(listed) if isinstance(tokenizer, AnswerTokenizer) else None
+        self._row_of = {answer: row for row, answer in enumerate(dataset.answers)}
+        self.types = dataset.kinds
+        # A head serves the largest pool; candidates are the client's own.
+        self._width = dataset.widest if self.tokens is None else 0
+        self.regions: Mapping[int, Regions] = source.regions if spec.reads == "regions" else {}
+        # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
+        before = chain.from_iterable(examples.before or () for examples in dataset.everything)
+        self._turns = max(map(len, before), default=0)
+        self._texts = SharedTexts(tokenizer if self._prompts is None else unread)
+        self._pictures = SharedPictures(optional=gaps)
+        trained = {} if self._prompts is not None else {name: split.train for name, split in _kept(dataset).items()}
+        self._given = _answers_given(trained, tokenizer)
+
+    def table(self, examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
+        """Examples with these answers or labels."""
+        regions = self.regions[picture_table_id(examples)] if self.regions else None
+        rows = encode(
+            examples, self._texts, answers, self.types, None if self.regions else self._pictures(examples),
+            outside=outside, width=self._width, regions=regions,
+        )  # fmt: skip
+        if self._prompts is not None:
+            return self._prompts.of(examples, rows)
+        if not self._gaps:
+            return rows
+        rows = with_modalities(rows, examples)
+        captioned = self._dataset.kind == "captions"
+        return with_captions(rows, examples, self._tokenizer, self._turns) if captioned else rows
+
+    def training(self, examples: Examples, answers: Sequence[str], client: str) -> Table:
+        """A client's training examples, with the tokens of their answers for a model that writes these."""
+        rows = self.table(examples, answers)
+        if self.tokens is None or self._prompts is not None:
+            return rows
+        if client in self._given:
+            return replace(rows, columns={**rows.columns, **self._given[client]})
+        numbers = torch.tensor([self._row_of[answer] for answer in examples.answers], dtype=torch.int64)
+        return replace(rows, columns={**rows.columns, "answer_tokens": self.tokens[numbers]})
+
+
+def _kept(dataset: FederatedDataset) -> Mapping[str, Split]:
+    """The clients; none of those that are made on access."""
+    return {} if isinstance(dataset.clients, Lazy) else dataset.clients
+
+
+def _prompts(source: Source, tokenizer: Any) -> Prompts:
+    """Prompts of all examples for a model that converses."""
+    trained = [split.train for split in source.dataset.clients.values()]
     ids = set(map(id, trained))
-    return Prompts(trained, [examples for examples in source.parts if id(examples) not in ids], tokenizer)
+    return Prompts(trained, [examples for examples in source.dataset.everything if id(examples) not in ids], tokenizer)
 
 
-def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
+def _texts_read(dataset: FederatedDataset) -> Iterator[str]:
     """All texts that a model reads in any role: questions, with the texts offered with them, or labelled texts."""
-    if isinstance(dataset, LabelDataset):
-        first = next(iter(dataset.clients.values())).train
-        tables = {id(examples.table): examples.table for examples in (first, *dataset.unseen.values())}
-        for table in tables.values():
-            yield from table.texts or ()
-        return
-    splits = chain.from_iterable((split.train, split.validation, split.test) for split in dataset.clients.values())
-    for examples in chain(splits, dataset.unseen.values()):
-        yield from examples.questions
+    for column in shared_columns([e.questions for e in dataset.everything if not isinstance(e.questions, NoTexts)]):
+        yield from column
+    for examples in dataset.everything:
         for question, offered in zip(examples.questions, examples.choices or (), strict=examples.choices is not None):
             yield from (f"{question} {text}" for text in offered)
-
-
-def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
-    """Multi-label examples for a model.
-
-    Raises ``ValueError``: the model does not score labels.
-    """
-    words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
-    if tokenizer is None:
-        tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
-    check_combination(combination(options["name"], dataset, reads_answers=isinstance(tokenizer, AnswerTokenizer)))
-    clients, unseen, types = encode_labels(dataset, tokenizer)
-    return RunData(dataset, clients, unseen, types, tokenizer)
 
 
 def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from confed.data.controls import controls_of
 from confed.data.examples import TableData
-from confed.data.modal_tables import ModalTable
 from confed.engines.local import Setup, Simulation
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -274,7 +273,7 @@ def written(names: Sequence[str]) -> str:
 def sets_at(data: TableData) -> list[Set]:
     """The sets of modalities of a place's test examples; none where examples cannot lack any."""
     table = data.tables[2]
-    return table.sets() if isinstance(table, ModalTable) else []
+    return [] if table.present is None else table.sets()
 
 
 def sets_tried(sets: Iterable[Set], tensors: Mapping[str, Tensor]) -> list[Set]:

@@ -213,7 +213,7 @@ def _cohorts(recipe: Recipe, setup: Setup, participation: Participation) -> list
     federation = Membership(setup, size, participation, run.sampling == "size")
     if buffered is not None:  # as many updates as the buffer holds, of whichever clients
         typical = [info.num_examples for info in federation.clients(MOST)]
-        return [[round(mean_of(typical))] * run.buffer]
+        return [[round(mean_of(typical))] * run.async_.buffer]
     cohorts: list[list[int]] = []
     for number in evenly(range(run.rounds), ROUNDS):
         cohorts.append([info.num_examples for info in federation.sample(number)[1]])

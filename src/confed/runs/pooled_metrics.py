@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.labelled import LabelDataset
+from confed.data.examples import FederatedDataset
+from confed.data.federate import label_numbers
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Counting
@@ -88,7 +89,7 @@ def summarise_labels(
 ) -> dict[str, Any]:
     """The section ``multilabel`` of ``summary.json``; empty for other runs."""
     dataset, task = run_data.dataset, setup.task
-    if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
+    if not isinstance(task, Counting):
         return {}
     if not all("probabilities" in tensors for _, tensors in examined.results.values()):
         return {}  # single examples' scores stay at the sites of a federation across machines
@@ -97,13 +98,13 @@ def summarise_labels(
     classes: dict[str, list[dict[str, Any]]] = {}
     coarse_classes: dict[str, list[dict[str, Any]]] = {}
     pairs: dict[str, Any] = {}
-    train = sum((split.train.counts() for split in dataset.clients.values()), np.zeros(len(dataset.labels), np.int64))
+    train = label_numbers(split.train for split in dataset.clients.values()) + np.zeros(len(dataset.answers), np.int64)
     for view, places in _views(setup, run_data, examined, left).items():
         scores, truth = _together([examined.results[key][1] for key in places])
-        classes[view] = _per_class(scores, truth, dataset.labels, threshold)
+        classes[view] = _per_class(scores, truth, dataset.answers, threshold)
         for row, count in zip(classes[view], train.tolist(), strict=True):
             row["train"] = count
-        pairs = pairs or _together_counts(scores, truth, dataset.labels, train, threshold)
+        pairs = pairs or _together_counts(scores, truth, dataset.answers, train, threshold)
         summary[view] = _metrics(scores, truth, classes[view], undefined)
         summary[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
         summary[view]["flair"] = flair_metrics(scores, truth)
@@ -155,10 +156,10 @@ def _together(parts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
     )
 
 
-def _coarse(scores: Tensor, truth: Tensor, dataset: LabelDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:
+def _coarse(scores: Tensor, truth: Tensor, dataset: FederatedDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Names, scores and labels of the coarse labels, in the order of their first fine ones."""
     groups: dict[str, list[int]] = {}
-    for number, label in enumerate(dataset.labels):
+    for number, label in enumerate(dataset.answers):
         if label in dataset.coarse:
             groups.setdefault(dataset.coarse[label], []).append(number)
     return (

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from confed.data.examples import FederatedDataset
-from confed.data.labelled import LabelDataset, LabelExamples
 from confed.engines.executor import InProcess
 from confed.engines.local import RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.remote.server import Remote
@@ -81,9 +79,10 @@ def check_same_data(folder: RunFolder, run_data: RunData) -> None:
     lost, now = (
         f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, left_out)
     )
+    harm = _HARM[run_data.dataset.kind == "labels"]
     raise ValueError(
         f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {left_out['rows']} and {now}. {_HARM[isinstance(run_data.dataset, LabelDataset)]}; "
+        f"now {left_out['rows']} and {now}. {harm}; "
         "put the files back as they were, or begin a new run"
     )
 
@@ -91,14 +90,14 @@ def check_same_data(folder: RunFolder, run_data: RunData) -> None:
 def _left_out(run_data: RunData) -> dict[str, Any]:
     """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
     dataset = run_data.dataset
-    if isinstance(dataset, LabelDataset) and dataset.elsewhere is None:
-        parts = [next(iter(dataset.clients.values())).train, *dataset.unseen.values()]
-        tables = list({id(examples.table): examples.table for examples in parts}.values())
+    labelled = [examples.labels.table for examples in dataset.everything if examples.labels is not None]
+    if labelled and dataset.elsewhere is None:
+        tables = list({id(table): table for table in labelled}.values())
         names = list(chain.from_iterable(table.unreadable for table in tables))
         rows, content = sum(map(len, tables)), [json.dumps([[*table.unreadable] for table in tables]).encode()]
         content += [table.names.values.tobytes() for table in tables]
-    elif isinstance(dataset, FederatedDataset) and dataset.unreadable is not None:
-        parts = [*dataset.parts, *dataset.unseen.values()]
+    elif dataset.unreadable is not None:
+        parts = dataset.everything
         names = sorted(dataset.unreadable.pictures)
         rows, content = sum(map(len, parts)), [json.dumps([names, [[*examples.names] for examples in parts]]).encode()]
     else:
@@ -121,12 +120,10 @@ def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor
         if len(examples) != count:
             continue
         rows[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
-        if not isinstance(examples, LabelExamples):
-            table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
-            columns: Mapping[str, Tensor] = table.columns
-            if "label" in columns:
-                rows[f"{TRUTH}/{place}"] = columns["label"]
-                rows[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
+        columns = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2].columns
+        if "label" in columns:
+            rows[f"{TRUTH}/{place}"] = columns["label"]
+            rows[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
     return rows
 
 

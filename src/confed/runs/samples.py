@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from confed.data.chat import pictures_shown, transcript
-from confed.data.examples import Examples, presence
-from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
 from confed.data.sounds import Sounds
@@ -188,7 +187,7 @@ def gallery(
 ) -> list[dict[str, Any]]:
     """``count`` test examples of each of some places, from the models that the run has written."""
     workspace.set_task(setup.task)
-    entries_of = _of_labels if isinstance(run_data.dataset, LabelDataset) else _of_questions
+    entries_of = _of_labels if run_data.dataset.kind == "labels" else _of_questions
     return entries_of(folder, workspace, run_data, count, setup)
 
 
@@ -201,8 +200,8 @@ def _of_questions(
     """
     network = setup.algorithm.deployed_model(workspace.model)
     entries: list[dict[str, Any]] = []
-    places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]
-    places += [(name, test, run_data.unseen[name], False) for name, test in run_data.questions.unseen.items()]
+    places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.dataset.clients.items()]
+    places += [(name, test, run_data.unseen[name], False) for name, test in run_data.dataset.unseen.items()]
     usual = _usual(run_data)
     for number, (name, examples, data, seen) in enumerate(places):
         rows = _spread(examples, count, first=number)
@@ -236,7 +235,7 @@ def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count
     if mode is None or not shared.exists():
         return []
     entries: list[dict[str, Any]] = []
-    for number, (name, split) in enumerate(run_data.questions.clients.items()):
+    for number, (name, split) in enumerate(run_data.dataset.clients.items()):
         personal = folder.personal_model(name)
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
@@ -277,9 +276,9 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
 
 def _usual(run_data: RunData) -> set[str]:
     """The modalities that some client has; nothing where all examples have a picture and a text."""
-    if not is_modal(run_data.questions):
+    if not is_modal(run_data.dataset):
         return set()
-    return set(chain.from_iterable(modalities_of(run_data.questions).values()))
+    return set(chain.from_iterable(modalities_of(run_data.dataset).values()))
 
 
 def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
@@ -426,7 +425,6 @@ def _of_labels(
 ) -> list[dict[str, Any]]:
     """``count`` test examples of each of some places, spread over their rows, from the models the run has written."""
     dataset = run_data.dataset
-    assert isinstance(dataset, LabelDataset)
     at = AtLabels(setup.algorithm.deployed_model(workspace.model), workspace.model)
     threshold, entries = task_spec(setup.task).threshold, list[dict[str, Any]]()
     for name, examples, seen in _places(dataset):
@@ -434,7 +432,7 @@ def _of_labels(
         data = (run_data.clients if seen else run_data.unseen)[name]
         batch = data.tables[2].batch(torch.tensor(rows))
         words = words_of(batch, run_data.tokenizer)
-        seeing = partial(look, at, batch, dataset.labels, threshold, words)
+        seeing = partial(look, at, batch, dataset.answers, threshold, words)
         views = by_view(folder, workspace, setup.algorithm, name, seen, seeing)
         for position, row in enumerate(rows):
             entry = _example(examples, row, None if words is None else words[position])
@@ -446,7 +444,7 @@ def _of_labels(
     return entries
 
 
-def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
+def _places(dataset: FederatedDataset) -> list[tuple[str, Examples, bool]]:
     seen = {name: dataset.clients[name].test for name in evenly(list(dataset.clients), ASKED)}
     unseen = {name: examples for name, examples in dataset.unseen.items() if name != VALIDATION}
     seen_places = [(name, examples, True) for name, examples in seen.items() if len(examples)]
@@ -454,15 +452,15 @@ def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
     return [*evenly(seen_places, CLIENTS), *unseen_places[:UNSEEN]]
 
 
-def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
-    number = int(examples.rows[row])
-    entry: dict[str, Any] = {"name": examples.names[row], "labels": list(examples.table.labels_of(number))}
-    if examples.types is not None:
-        entry["type"] = str(examples.types[number])
-    if examples.pictures is not None:
-        entry["image"] = png(shrunk(examples.pictures[number]))
-    elif examples.table.texts is not None:
-        entry["text"] = examples.table.texts[number]
+def _example(examples: Examples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
+    assert examples.labels is not None
+    entry: dict[str, Any] = {"name": examples.names[row], "labels": list(examples.labels.of(row))}
+    if examples.types[row]:
+        entry["type"] = examples.types[row]
+    if examples.tables["image"]:
+        entry["image"] = png(shrunk(examples.images[int(examples.image_index[row])]))
+    else:
+        entry["text"] = examples.questions[row]
     return entry | ({} if words is None else {"words": list(words)})
 
 

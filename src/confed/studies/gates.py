@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from confed.data.labelled import LabelDataset
 from confed.recipes.recipe import Recipe
 from confed.recipes.schema import plain
 from confed.results.gates import LONGER, Gate, Rows, judge
@@ -67,9 +66,7 @@ def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:
     more = None if longer is None else _finished(longer)
     if more is not None and (why := _unlike(study, more)):
         raise ValueError(f"{longer}: {why}")
-    # Labels have no Bayes ceiling here, and their clients one modality.
-    ceilings, modal = ({}, False) if isinstance(dataset, LabelDataset) else (dataset.ceilings, bool(dataset.modalities))
-    return judge(study, more, rows_for_gates(recipe), ceilings, modal)
+    return judge(study, more, rows_for_gates(recipe), dataset.ceilings, bool(dataset.modalities))
 
 
 def _finished(folder: Path) -> StudyResults:

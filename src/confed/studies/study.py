@@ -41,7 +41,7 @@ INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.checkpoint_every",
     "run.checkpoint_seconds", "run.keep_checkpoints",
     "run.gallery", "run.modality_matrix",
-    "run.features", "run.features_memory", "run.features_disk",
+    "run.features.keep", "run.features.memory", "run.features.disk",
 )  # fmt: skip
 """Settings that change no figure."""
 

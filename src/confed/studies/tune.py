@@ -26,11 +26,12 @@ import math
 import random
 import statistics
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
@@ -74,7 +75,8 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     """Validation scores of a single-run recipe: after every round, and after fine-tuning if any; nothing is stored."""
     import torch
 
-    from confed.data.label_tables import Both, LazyTables
+    from confed.data.examples import TableData
+    from confed.data.lazy import changed
     from confed.engines.local import Participation, Simulation, Workspace, simulate
     from confed.federation.protocols import Counting
     from confed.federation.state import MemoryStore
@@ -87,22 +89,19 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     torch.set_num_threads(run.threads)
     setup, run_data = prepare(recipe)
     pooled = setup.algorithm.traits.centralised
-    clients: Mapping[str, TableData]
     observers: Mapping[str, TableData] = {}
     most: int | None = None
-    if isinstance(run_data.clients, LazyTables):
-        clients, population = run_data.clients.without_tests(), setup.population
-        if not pooled:
-            population = _looking_on(setup, clients.masked(task_spec(setup.task).known or 0.0))
+    clients = changed(run_data.clients, TableData.without_tests)
+    # A method that trains on all clients' data has one member; the clients only look on.
+    population = setup.population
+    if not pooled:
+        known = task_spec(setup.task).known or 0.0
+        population = _looking_on(setup, changed(clients, lambda data: data.masked(known)))
+    if run_data.dataset.kind == "labels":
         place = None if _any_validation(clients) else run_data.unseen.get(VALIDATION)
         observers = {} if place is None else {VALIDATION: place}
-        observers = Both(clients, observers) if pooled else observers
         most = LOOKED_AT
-    else:
-        clients = {name: _without_test(data) for name, data in run_data.clients.items()}
-        # A method that trains on all clients' data has one member; the clients only look on.
-        population = setup.population if pooled else _looking_on(setup, clients)
-        observers = clients if pooled else {}
+    observers = ChainMap[str, Any](dict(observers), cast(Any, clients)) if pooled else observers
     setup = replace(setup, population=population, observers=observers)
     participation = Participation(*(_rounds_of({} if pooled else clients, who) for who in (run.joins, run.leaves)))
     workspace = Workspace(setup.model(), setup.device)
@@ -134,16 +133,16 @@ def _rounds_of(clients: "Mapping[str, TableData]", rounds: Mapping[str, int]) ->
 
 def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     """Numbers of validation examples of the places that judge a configuration."""
-    from confed.data.label_tables import LazyTables
+    from confed.data.lazy import without as leave_out
 
-    if isinstance(run_data.clients, LazyTables):
-        remaining = run_data.clients.without(without)
+    remaining = leave_out(run_data.clients, without)
+    if run_data.dataset.kind == "labels":
         # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
         sizes = [sum(len(data.tables[1]) for data in islice(remaining.values(), LOOKED_AT))]
         if not sizes[0] and VALIDATION in run_data.unseen:
             return [len(run_data.unseen[VALIDATION].tables[1])]
     else:
-        sizes = [len(data.tables[1]) for name, data in run_data.clients.items() if name not in without]
+        sizes = [len(data.tables[1]) for data in remaining.values()]
     if not any(sizes):
         raise ValueError(NOTHING)
     return sizes
@@ -152,14 +151,6 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
 def _any_validation(clients: "Mapping[str, TableData]") -> bool:
     """Whether one of the first clients has validation examples."""
     return any(len(data.tables[1]) for data in islice(clients.values(), LOOKED_AT))
-
-
-def _without_test(data: "TableData") -> "TableData":
-    """A client's training and validation examples."""
-    from confed.data.examples import TableData
-
-    train, validation, _ = data.tables
-    return TableData(train, validation, validation.take(0))
 
 
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:

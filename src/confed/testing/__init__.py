@@ -129,7 +129,7 @@ def check_dataset(build: Callable[..., Any], **options: Any) -> list[tuple[str, 
     """Results of all checks of a function that makes a federated dataset.
 
     Args:
-        build: the function, which returns a :class:`confed.FederatedDataset` or a ``LabelDataset``.
+        build: the function, which returns a :class:`confed.FederatedDataset`.
         options: its keywords, as a recipe has them under ``[data]``, such as ``root``.
 
     Returns:

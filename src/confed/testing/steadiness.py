@@ -14,7 +14,7 @@ from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.engines.buffered import Buffered
 from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace

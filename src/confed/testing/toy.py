@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.data.examples import TableData
-from confed.data.table import Table
-from confed.data.table_concatenation import concatenate_tables
+from confed.data.table import Table, concatenate_tables
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.prompts import classes_of, scores_of

@@ -90,10 +90,10 @@ def begin(
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")
     if setup.algorithm.global_model == "none":
         raise ValueError(f"{type(setup.algorithm).__name__} has no global model that could remember {client!r}")
-    if recipe.run.buffer:
+    if recipe.run.async_.buffer:
         raise ValueError(
-            f"run.buffer must be 0 to forget {client!r} approximately, got {recipe.run.buffer}: updates that are under "
-            "way would still begin with what the client taught; forget exactly"
+            f"run.async.buffer must be 0 to forget {client!r} approximately, got {recipe.run.async_.buffer}: updates "
+            "that are under way would still begin with what the client taught; forget exactly"
         )
     done = recipe.run.rounds
     changed = recipe.with_run(without=(*recipe.run.without, client), rounds=done + how.rounds, keep_checkpoints=2)

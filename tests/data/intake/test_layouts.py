@@ -162,13 +162,16 @@ def test_layouts_are_recognised_and_read(kind: str, tmp_path: Path) -> None:
     assert (found.dataset, found.options["layout"]) == ("labelled_pictures", layout)
     options = {key: value for key, value in found.options.items() if key != "image_size"}
     dataset = labelled_pictures(**options, image_size=4)
-    assert dataset.labels == ("cat", "dog")
+    assert dataset.answers == ("cat", "dog")
     assert dataset.account is not None
     assert dataset.account.counts == {"rows": 16, "used": 16, "left out": 0, "merged": 0}
     given: dict[int, tuple[str, ...]] = {}
     for split in dataset.clients.values():
         for part in split.roles.values():
-            given |= {int(Path(part.table.pictures[row]).stem): part.table.labels_of(row) for row in part.rows.tolist()}
+            given |= {
+                int(Path(part.labels.table.pictures[row]).stem): part.labels.table.labels_of(row)
+                for row in part.image_index.tolist()
+            }
     assert given == {n: tuple(sorted(LABELS[n % 4])) for n in range(16)}
 
 
@@ -181,7 +184,7 @@ def test_rows_of_boxes_are_merged_by_picture(tmp_path: Path) -> None:
     assert dataset.account is not None
     assert dataset.account.counts == {"rows": 32, "used": 16, "left out": 0, "merged": 16}
     assert "16 merged (objects of one picture)" in dataset.facts["account"]
-    assert (dataset.labels, options["layout"]) == (("cat", "dog"), "boxes")
+    assert (dataset.answers, options["layout"]) == (("cat", "dog"), "boxes")
 
 
 @pytest.mark.parametrize(

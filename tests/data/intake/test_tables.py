@@ -210,7 +210,7 @@ def test_kinds_of_tables(kind: str, tmp_path: Path) -> None:
     assert set(answers(dataset)) == expected
     assert said in dataset.facts.get("read", "")
     assert said or "is read as" not in dataset.facts.get("read", "")
-    assert not dataset.conversed
+    assert dataset.kind == "answers"
 
 
 def test_parquet_has_numbers_and_truth_values(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_forms_of_labels(tmp_path: Path) -> None:
     flags = [{"image": f"{n}.png", "labels": {"a": 1, "b": n % 2 == 0, "c": 0}} for n in range(COUNT)]
     folder = folder_of(tmp_path / "flags", "labels.jsonl", lines(flags))
     dataset = labelled_pictures(folder, clients=2, image_size=4, minimum=1)
-    assert dataset.labels == ("a", "b")
+    assert dataset.answers == ("a", "b")
     check_account(dataset, COUNT, 0)
 
 
@@ -399,11 +399,11 @@ def test_the_account_of_every_reader_adds_up(
 
 def test_labels_that_are_one_are_merged_and_case_is_reported(tmp_path: Path) -> None:
     dataset = labels_of(tmp_path / "data")
-    assert dataset.labels == ("3", "Cat", "cat", "dog")
+    assert dataset.answers == ("3", "Cat", "cat", "dog")
     assert "labels are read in another spelling, such as 'cat ' as 'cat'" in dataset.facts["read"]
     assert "'cat' (5), 'Cat' (3)" in dataset.facts["read"]
     folded = labelled_pictures(tmp_path / "data", clients=2, image_size=4, minimum=1, fold_case=True)
-    assert folded.labels == ("3", "cat", "dog")
+    assert folded.answers == ("3", "cat", "dog")
 
 
 def test_classes_that_differ_in_case_alone_are_two(tmp_path: Path) -> None:

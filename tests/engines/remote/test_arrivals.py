@@ -205,5 +205,5 @@ def test_a_site_s_error_takes_a_place_in_the_buffer(tmp_path: Path) -> None:
 
 def test_methods_that_need_synchronous_rounds_are_refused_with_the_reason(tmp_path: Path) -> None:
     assert Scaffold().traits.synchronous
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
         _run(Scaffold(), Buffered(2), tmp_path, {})

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from confed import registry
 from confed.cli.dataset_description import describe
-from confed.report.figures.answers import ANSWERS, answer_counts, answers_by_place, shared_by
+from confed.report.figures.answers import ANSWERS, answers_by_place, shared_by
 
 COUNTS = {
     "sea": {"yes": 5, "fish": 3, "blue": 2, "crab": 0},
@@ -63,10 +63,10 @@ def test_of_one_place_nothing_is_drawn():
 def test_counts_are_of_answers_and_of_labels():
     scenes = registry.datasets["scenes"](train=20, validation=5, test=5)
     part = scenes.clients["transport"].roles["train"]
-    assert answer_counts(part) == Counter(part.answers)
+    assert part.target.counts() == Counter(part.answers)
     labels = registry.datasets["scene_labels"](clients=4)
     users = next(iter(labels.clients.values())).roles["train"]
-    assert answer_counts(users)[users.table.labels[0]] == int(users.counts()[0])
+    assert users.target.counts()[users.labels.names[0]] == int(users.labels.numbers()[0])
 
 
 def test_a_description_writes_the_figure(tmp_path):

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_summary_counts_training_examples_and_pairs_of_labels(folder: Path) -> None:
     found = json.loads((folder / "fedavg/seed-0/summary.json").read_text())["multilabel"]
     dataset = colours_dataset()
-    train = np.sum([split.train.labels().sum(0) for split in dataset.clients.values()], axis=0)
+    train = np.sum([split.train.labels.dense().sum(0) for split in dataset.clients.values()], axis=0)
     assert [row["train"] for row in found["per_class"]] == train.tolist()
     tensors = load_file(folder / "fedavg/seed-0/predictions.safetensors")
     places = [name for name in dataset.clients if f"labels/{name}" in tensors]

@@ -2,25 +2,26 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.chat_federate import Dealing
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import Pool, federate, floors, words
+from confed.data.federate import Pool, federate, floors, tests_held_out, words
 from confed.data.few_shot import QUESTION
 from confed.data.intake.identity import warn_of_sides
 from confed.data.intake.tables import read_records
 from confed.data.intake.walk import role_of, visible
+from confed.data.options import Options
 from confed.data.owners import owner_text, with_owner
-from confed.data.partitions import hold_out
 from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
+ClassPartition = Literal["client", "iid", "dirichlet"]
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KEYS = ("image", "label", "patient", "client", "split")
 
@@ -90,14 +91,14 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
 
 
 def federate_classes(
-    name: str, rows: Sequence[ClassRow], pictures: PictureFiles, how: Dealing, facts: Mapping[str, str]
+    name: str, rows: Sequence[ClassRow], pictures: PictureFiles, options: Options, facts: Mapping[str, str]
 ) -> FederatedDataset:
     """One question about each picture, whose answer is its class; ``pictures`` has one picture a row.
 
     Owners and test sets are the same for all seeds. Rows of one patient, or of one file without a patient, have one
     client and one role.
     """
-    partition = how.partition or ("client" if any(row.client for row in rows) else "iid")
+    partition = options.partition or ("client" if any(row.client for row in rows) else "iid")
     table_rows = list(range(len(rows)))  # a file with several pictures has as many equal rows
     if partition == "client":
         table_rows = with_owner(table_rows, [row.client for row in rows], "client")
@@ -111,20 +112,13 @@ def federate_classes(
     warn_of_sides(
         together, roles.tolist(), [f"patient {r.patient!r}" if r.patient else f"{r.image}" for r in owned_rows]
     )
-    if not (roles == "test").any():
-        for number, client in enumerate(np.unique(clients)):
-            of_client = np.flatnonzero((clients == client) & (roles == "train"))
-            held = hold_out(together[of_client], how.test_share, np.random.default_rng([4, number]))
-            roles[of_client[held]] = "test"
+    roles = tests_held_out(roles, clients, together, options.test_share)
     names = [pictures.names[row] for row in table_rows]
     examples = Examples(
         pictures, np.array(table_rows), [QUESTION] * len(owned_rows), answers, ["class"] * len(owned_rows), names
     )
     pool = Pool(examples, roles, clients, {"client": clients} if partition == "client" else {}, together)
-    splits, _ = federate(
-        pool, partition, unseen=(), clients=how.clients, alpha=how.alpha, validation=how.validation,
-        max_train=how.max_train, max_test=how.max_test, seed=how.seed,
-    )  # fmt: skip
+    splits, _ = federate(pool, replace(options, partition=partition, test_share=0.0))
     counts = {"patients": str(len({row.patient for row in owned_rows if row.patient}) or "not told")}
     facts = {**facts, **counts, "partition": partition, **floors(splits)}
     dataset = FederatedDataset(name, tuple(sorted(set(answers))), splits, {}, words([QUESTION]), facts)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from confed.data.ml_files.records import LabelRecord
-from confed.data.ragged import PackedTexts, Ragged, offsets_of
+from confed.data.ragged import PackedTexts, Ragged, multi_hot, offsets_of
 
 _LISTED = 5
 """How many offenders a message names."""
@@ -233,14 +233,6 @@ class _Part:
             PackedTexts.of([] if anonymous else self.users),
             offsets_of(sizes),
         )
-
-
-def multi_hot(present: Ragged, rows: np.ndarray, classes: int) -> np.ndarray:
-    """The labels of B chosen rows as zeros and ones, float32, shape (B, C)."""
-    chosen = present.take(rows)
-    result = np.zeros((len(rows), classes), dtype=np.float32)
-    result[np.repeat(np.arange(len(rows)), chosen.lengths), chosen.values] = 1
-    return result
 
 
 def _renumbered(present: Ragged, numbers: np.ndarray) -> Ragged:

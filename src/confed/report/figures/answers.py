@@ -1,11 +1,9 @@
 """Most frequent answers (or labels) of each place, coloured by how many places have them (FedVQA, figure 8.2)."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.labelled import LabelDataset, LabelExamples
 from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, style_axes
 from confed.report.figures.values import name_positions
 
@@ -26,23 +24,16 @@ SOME = SeriesStyle("in some places", "m5")
 ALL = SeriesStyle("in all places", "m0")
 
 
-def answer_counts(examples: Examples | LabelExamples) -> Counter[str]:
-    """How many examples have each answer; of multi-label data, each label."""
-    if isinstance(examples, LabelExamples):
-        return Counter(dict(zip(examples.table.labels, examples.counts().tolist(), strict=True)))
-    return Counter(examples.answers)
-
-
-def places_of(dataset: FederatedDataset | LabelDataset) -> Iterator[tuple[str, Examples | LabelExamples]]:
+def places_of(dataset: FederatedDataset) -> Iterator[tuple[str, Examples]]:
     """Training examples of the first clients, and those of unseen places."""
     for name, _ in zip(dataset.clients, range(CLIENTS), strict=False):
         yield name, dataset.clients[name].roles["train"]
     yield from dataset.unseen.items()
 
 
-def answers_of(dataset: FederatedDataset | LabelDataset) -> Drawing | None:
+def answers_of(dataset: FederatedDataset) -> Drawing | None:
     """The figure of a dataset's answers by place; None where fewer than two places have answers."""
-    return answers_by_place(dataset.name, {place: answer_counts(examples) for place, examples in places_of(dataset)})
+    return answers_by_place(dataset.name, {place: examples.target.counts() for place, examples in places_of(dataset)})
 
 
 def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, presence
-from confed.data.labelled import LabelDataset, LabelExamples
-from confed.report.figures.answers import CLIENTS, answer_counts, answers_of, places_of
+from confed.report.figures.answers import CLIENTS, answers_of, places_of
 from confed.report.html import page
 from confed.report.html.media import ImageStore
 
@@ -28,7 +27,7 @@ _CSS = """
 
 
 def dataset_page(
-    dataset: FederatedDataset | LabelDataset,
+    dataset: FederatedDataset,
     rows: Sequence[Mapping[str, Any]],
     faults: Sequence[str],
     source: str,
@@ -38,15 +37,13 @@ def dataset_page(
     """A page that is complete in itself; ``shown``: pictures with texts, ``how`` a model reads them."""
     store = ImageStore()
     tabs = page.Tabs()
-    labels = isinstance(dataset, LabelDataset)
-    answers = len(dataset.labels) if labels else len(dataset.answers)
     head = f"<h1>{page.escape(dataset.name)}</h1>" + page.paragraph(source, "muted")
     head += page.tiles(
         [
             (f"{len(dataset.clients):,}", "clients"),
             (f"{sum(int(row['questions']) for row in rows):,}", "examples"),
             (f"{sum(int(row['pictures']) for row in rows):,}", "pictures, client by client"),
-            (f"{answers:,}", "labels" if labels else "answers"),
+            (f"{len(dataset.answers):,}", "labels" if dataset.kind == "labels" else "answers"),
         ]
     )
     panels: list[tuple[str, str]] = []
@@ -69,31 +66,22 @@ def dataset_page(
     return page.document(f"{dataset.name}: data", head, sections, store.css + _CSS)
 
 
-def _shares(examples: Examples | LabelExamples) -> list[tuple[str, int, float]]:
+def _shares(examples: Examples) -> list[tuple[str, int, float]]:
     """Answers or labels, counts, and widths of bars in percent."""
-    listed = [(answer, count) for answer, count in answer_counts(examples).most_common(ANSWERS) if count]
+    listed = [(answer, count) for answer, count in examples.target.counts().most_common(ANSWERS) if count]
     most = max((count for _, count in listed), default=1)
     return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
 
 
-def _examples(examples: Examples | LabelExamples, store: ImageStore) -> list[tuple[str, str, str]]:
+def _examples(examples: Examples, store: ImageStore) -> list[tuple[str, str, str]]:
     """CSS class of the picture, question and answer of a few examples with different pictures."""
-    if isinstance(examples, LabelExamples):
-        cards: list[tuple[str, str, str]] = []
-        for row in examples.rows[:SHOWN].tolist():
-            picture = "" if examples.pictures is None else store.add(_png(examples.pictures[row]))
-            text = "" if examples.table.texts is None else str(examples.table.texts[row])
-            cards.append((picture, text, ", ".join(examples.table.labels_of(row)) or "no label"))
-        return cards
     first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]
     shown = presence(examples)[:, 0] if len(examples) else np.zeros(0, bool)
     rows = {int(first[row]) if shown[row] else -1 - row: row for row in reversed(range(len(examples)))}
     cards: list[tuple[str, str, str]] = []
     for row in sorted(rows.values())[:SHOWN]:
         picture = store.add(_png(np.asarray(examples.images[int(first[row])]))) if shown[row] else ""
-        answer = examples.answers[row]
-        answer = answer if examples.choices is None else examples.choices[row][int(answer)]
-        cards.append((picture, examples.questions[row], answer))
+        cards.append((picture, examples.questions[row], examples.target.text(row) or "no label"))
     return cards
 
 
