@@ -20,15 +20,15 @@ def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def test_kept_features_are_listed_and_removed(cache: Path, capfd: Capture) -> None:
-    assert confed("cache", "list") == 0
+    assert confed("data", "cache") == 0
     assert f"1 files, 5 bytes in {cache / 'confed' / 'features'}" in capfd.readouterr().out
-    assert confed("cache", "list", "--json") == 0
+    assert confed("data", "cache", "--json") == 0
     assert json.loads(capfd.readouterr().out)["features"]["bytes"] == 5
-    assert confed("cache", "clear") == 0
+    assert confed("data", "cache", "--clear") == 0
     assert [path.name for path in (cache / "confed").iterdir()] == []
     assert (cache / "other").is_dir()
-    assert confed("cache", "clear") == 0
-    assert confed("cache", "list") == 0
+    assert confed("data", "cache", "--clear") == 0
+    assert confed("data", "cache") == 0
 
 
 @pytest.mark.parametrize(

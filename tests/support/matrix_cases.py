@@ -22,6 +22,7 @@ from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -288,6 +289,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "server": (ServerOptimizer("adam"), ServerOptimizer("momentum", lr=0.5)),
     "robust": (RobustMean("median"),),
     "update_privacy": (UpdatePrivacy(clip=0.05),),
+    "record_privacy": (RecordPrivacy(clip=0.05),),
     "secure_sum": (SecureSum(),),
 }
 """Field of every method -> values with an effect."""

@@ -100,6 +100,10 @@ class TableData:
         key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
         return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
 
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Training batches of some examples; see :class:`confed.federation.protocols.RandomAccess`."""
+        return self._batches(0, batch_size, numbers)
+
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
         return self._train.steps(batch_size, least)

@@ -2,7 +2,7 @@
 
 A class is a colour and a noun, "red dog": the 8 colours and 22 nouns make 176. Every fourth of them is reserved: the
 packaged dual encoder ``clip_mini`` was pre-trained without any picture or caption of these 44
-(``confed pretrain clip_mini``), and they are the classes of this set unless others are asked for.
+(``confed weights pretrain clip_mini``), and they are the classes of this set unless others are asked for.
 
 Pictures are in the styles of :mod:`confed.datasets.six_styles` that keep a thing's colour, which ``clip_mini`` has not
 seen either. Protocols of federated prompt learning: classes are divided in base classes, which clients train on, and

@@ -77,6 +77,7 @@ OPTIONS: Mapping[str, Row] = {
     "robust": Row(),
     "update_privacy": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
     "secure_sum": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+    "record_privacy": Row(stacks=(None,), reason="the gradient of each example is clipped"),
 }
 """Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
 

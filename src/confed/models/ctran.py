@@ -442,7 +442,7 @@ def _mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: int, **o
 
     Options:
         pretrained: load the body of the packaged weights of ``resnet_multilabel_mini``, or of a file that
-            ``confed pretrain`` wrote for it; everything else starts fresh.
+            ``confed weights pretrain`` wrote for it; everything else starts fresh.
         dropout: dropout probability of the encoder layers.
     """
     return assemble(mini_resnet(pretrained, norm, seed), norm=norm, seed=seed, **options)

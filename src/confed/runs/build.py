@@ -56,6 +56,7 @@ from confed.runs.checks import (
     check_method,
     check_modalities,
     check_own,
+    check_records,
     check_scores,
     check_whole,
     public_data,
@@ -173,6 +174,8 @@ def _check_method(
 def _check_protections(setup: Setup, build: "_Models") -> None:
     """Check that noise and secure sums find in every client what they need."""
     algorithm = setup.algorithm
+    if algorithm.record_privacy is not None:
+        check_records(build.first, setup.task, setup.data(setup.population.info(0).id))
     if algorithm.update_privacy is None and algorithm.secure_sum is None:
         return
     adds = type(algorithm).add_modules is not Algorithm.add_modules

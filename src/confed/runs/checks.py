@@ -27,6 +27,7 @@ from confed.federation.model_contract import check_model_kept, on_trial, reading
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
+from confed.federation.record_gradients import unprotected_reason
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.federation.task_contract import task_faults
@@ -102,13 +103,19 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
     A list of the client's own classes comes from its labels: one example changes the losses of all others.
     """
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
-    if not noised:
+    if not (noised or algorithm.record_privacy is not None):
         return
     if len({split.train.offered for split in dataset.clients.values()}) > 1:
         raise ValueError(
             f"{algorithm.title} protects examples, and clients classify among classes that their own examples have, "
             "which no noise hides: set data.offer = 'base'"
         )
+
+
+def check_records(model: nn.Module, task: object, data: ClientData) -> None:
+    """Check before round 1 that the gradient of every record can be clipped."""
+    if reason := unprotected_reason(model, task, data):
+        raise ValueError(f"algorithm.record_privacy must be left out: {reason}")
 
 
 def check_method(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
