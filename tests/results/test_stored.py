@@ -45,7 +45,7 @@ JOURNAL_READERS = {
 }
 
 
-def test_a_measure_declared_in_one_file_gets_columns_and_a_p_value(
+def test_a_measure_of_one_file_gets_columns_and_a_p_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "toy_measure.py").write_text(TOY)
@@ -101,7 +101,7 @@ def lines(places: int, rounds: int = 3) -> list[dict[str, object]]:
     return history
 
 
-def test_whole_numbers_are_exact_and_others_as_precise_as_there_is_room(
+def test_whole_numbers_are_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = records_of(lines(5))

@@ -327,9 +327,12 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
         )
     sounds, sound_index = _pool_clips([(table.sounds, table.sound_index) for table in tables], tables)
     series, series_index = _pool_clips([(table.series, table.series_index) for table in tables], tables)
+    columns: dict[str, Tensor] = {}
+    for name in names:
+        columns[name] = torch.cat([table.columns[name] for table in tables])
     return replace(
         _pool_pictures(tables),
-        columns={name: torch.cat([table.columns[name] for table in tables]) for name in names},
+        columns=columns,
         targets=SoftTargets.join(soft) if soft else None,
         present=torch.cat(present) if present else None,
         sounds=sounds,

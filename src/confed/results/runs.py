@@ -281,9 +281,10 @@ def _provisional(recipe: Mapping[str, Any], records: Records, folder: Path) -> d
         for client, error in (facts.get("errors") or {}).items():
             errors.append({"round": facts["round"], "client": client, "error": error})
     failed = dict.fromkeys(error["client"] for error in errors)
-    sent = {key: {str(facts["round"]): {} for facts in records.rounds} for key in ("bytes_up", "bytes_down")}
-    for key, rounds in sent.items():
-        rounds |= {str(number): of for number, of in records.by_round(TRAINING, key).items()}
+    sent: dict[str, dict[str, Any]] = {}
+    for key in ("bytes_up", "bytes_down"):
+        sent[key] = {str(facts["round"]): {} for facts in records.rounds}
+        sent[key] |= {str(number): of for number, of in records.by_round(TRAINING, key).items()}
     return {
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
         "recipe": recipe.get("name", ""),

@@ -211,7 +211,9 @@ class Recorder:
                 columns["epsilon"] = epsilon
             places = list(dict.fromkeys(chain.from_iterable(columns.values())))
             if places:
-                by_column = {key: _numbers([of.get(place) for place in places]) for key, of in columns.items()}
+                by_column: dict[str, np.ndarray] = {}
+                for key, values in columns.items():
+                    by_column[key] = _numbers([values.get(place) for place in places])
                 self._tables.setdefault(TRAINING, _Table()).add(int(line["round"]), places, by_column)
         elif line.get("event") == "evaluation":
             self._evaluations.append(_facts(line, (*EVALUATED, POOLED)))
@@ -243,7 +245,10 @@ def _by_measure(places: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray
         table = np.fromiter(values, np.float64).reshape(len(places), len(measures))
         return dict(zip(measures, table.T, strict=True))
     except (KeyError, TypeError, ValueError):
-        return {measure: _numbers([of.get(measure) for of in places.values()]) for measure in measures}
+        columns: dict[str, np.ndarray] = {}
+        for measure in measures:
+            columns[measure] = _numbers([values.get(measure) for values in places.values()])
+        return columns
 
 
 def _facts(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
@@ -338,7 +343,7 @@ def _stacked(places: Places, names: dict[str, int]) -> dict[str, np.ndarray]:
         widest = max(present, key=lambda column: column.shape[1:])
         blocks: list[np.ndarray] = []
         for columns, count in zip(places.values(), counts, strict=True):
-            empty = NONE if widest.dtype.kind == "i" else 0 if widest.dtype.kind == "u" else np.nan
+            empty = {"i": NONE, "u": 0}.get(widest.dtype.kind, np.nan)
             block = np.full((count, *widest.shape[1:]), empty, widest.dtype)
             if name in columns:
                 column = columns[name] if columns[name].ndim == widest.ndim else columns[name][:, None]

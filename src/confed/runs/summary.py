@@ -269,7 +269,9 @@ def _sent(records: Records) -> dict[str, Sent]:
 def _costs(setup: Setup, sent: Mapping[str, Sent], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Bytes of every round and wall-clock time."""
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
-    total = sum(sum(of_round.values()) for of_round in chain.from_iterable(way.values() for way in sent.values()))
+    total = 0
+    for of_rounds in sent.values():
+        total += sum(sum(of_clients.values()) for of_clients in of_rounds.values())
     return {
         **sent,
         "bytes_total": 0 if setup.algorithm.traits.centralised else total,
