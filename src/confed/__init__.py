@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from confed.models import create_model, list_models
     from confed.recipes.recipe import Recipe, load_recipe
     from confed.registry import allow_code, register_dataset, register_measure, register_model, register_task
+    from confed.release.dossier import Dossier, dossier
+    from confed.release.limits import Release
     from confed.testing import check_algorithm, check_dataset, check_model, check_task
 
 __version__ = VERSION
@@ -56,6 +58,8 @@ _HOMES = {
     "confed.models": ("create_model", "list_models"),
     "confed.recipes.recipe": ("Recipe", "load_recipe"),
     "confed.registry": ("allow_code", "register_dataset", "register_measure", "register_model", "register_task"),
+    "confed.release.dossier": ("Dossier", "dossier"),
+    "confed.release.limits": ("Release",),
     "confed.testing": ("check_algorithm", "check_dataset", "check_model", "check_task"),
 }
 _HOME_OF: dict[str, str] = {}
@@ -63,12 +67,12 @@ for _home, _names in _HOMES.items():
     _HOME_OF |= dict.fromkeys(_names, _home)
 
 __all__ = [
-    "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
-    "Local", "Mean", "Measure", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Run", "Scope",
-    "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action", "allow_code",
-    "check_algorithm", "check_dataset", "check_model", "check_task", "create_model", "keeps_protections", "list_models",
-    "load_exported", "load_recipe", "load_run", "load_study", "register_dataset", "register_measure", "register_model",
-    "register_task", "run", "simulate", "study", "teacher", "train",
+    "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Dossier", "Examples", "FederatedDataset",
+    "Flow", "Local", "Mean", "Measure", "Members", "Message", "Objective", "Output", "Recipe", "Release", "Reply",
+    "Rules", "Run", "Scope", "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action",
+    "allow_code", "check_algorithm", "check_dataset", "check_model", "check_task", "create_model", "dossier",
+    "keeps_protections", "list_models", "load_exported", "load_recipe", "load_run", "load_study", "register_dataset",
+    "register_measure", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runs", "prepare", "testing"),
     ("studies", "inference", "deployment", "unlearning"),
     ("analysis", "api"),
+    ("release",),
     ("cli",),
 )
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "unlearning": BELOW_RUNS - {"report", "tracking"} | {"runs"},
     "analysis": BELOW_RUNS | {"runs", "inference"},
     "api": BELOW_RUNS | {"runs", "studies", "inference", "testing"},
+    "release": BELOW_RUNS | {"runs", "inference", "analysis"},
     "cli": set(LAYER) - {"cli"},
 }
 ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}

@@ -9,6 +9,7 @@ from confed.cli import check as checking
 from confed.cli import run as running
 from confed.cli import compare as comparing
 from confed.cli import attack as attacking
+from confed.cli import dossier as examining
 from confed.cli import predict as asking
 from confed.cli import list as looking
 from confed.cli import data as datasets

@@ -54,6 +54,13 @@ class TableData:
         self._train, self._validation, self._test = self._read = self.tables
         self._sources = (Source(), Source(), Source())
         self.known = known
+        self._kept: Tensor | None = None
+
+    def only(self, rows: Tensor) -> "TableData":
+        """The same with some of its training examples, whose numbers stay as they are."""
+        fewer = copy(self)
+        fewer._kept = rows
+        return fewer
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -73,7 +80,7 @@ class TableData:
         return moved
 
     def __len__(self) -> int:
-        return len(self._train)
+        return len(self._train) if self._kept is None else len(self._kept)
 
     def shortened(self, train: int, others: int) -> "TableData":
         """The same with at most so many training examples, and so many validation and test examples."""
@@ -94,7 +101,8 @@ class TableData:
 
         The order is drawn from ``rng`` first and the key of the states after it, so that masking does not change it.
         """
-        batches = self._batches(0, batch_size, torch.randperm(len(self._train), generator=rng))
+        order = torch.randperm(len(self), generator=rng)
+        batches = self._batches(0, batch_size, order if self._kept is None else self._kept[order])
         if not self.known:
             return batches
         key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
@@ -106,7 +114,8 @@ class TableData:
 
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
-        return self._train.steps(batch_size, least)
+        rows = self._train if self._kept is None else self._train.take(len(self._kept))
+        return rows.steps(batch_size, least)
 
     def validation(self, batch_size: int) -> Iterator[Batch]:
         """Validation batches in stored order."""

@@ -1,6 +1,7 @@
 """Training batches that are mixed of texts alone, pictures with texts, and documents."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -42,14 +43,21 @@ class MixedData(TableData):
         first, validation, test = self.tables
         return MixedData(first.take(train), validation.take(others), test.take(others), self._shares)
 
+    def only(self, rows: Tensor) -> "MixedData":
+        """See :meth:`TableData.only`."""
+        fewer = copy(self)
+        fewer._kept = rows
+        fewer._rows = tuple(of_source[torch.isin(of_source, rows)] for of_source in self._rows)
+        return fewer
+
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
         """One epoch of mixed batches; their order and content follow from ``rng`` alone."""
         orders = [_endless(rows, rng) for rows in self._rows]
         shares = [s if len(rows) else 0.0 for rows, s in zip(self._rows, self._shares, strict=True)]
         total, taken = sum(shares), [0] * len(shares)
-        for first in range(0, len(self._train), batch_size):
+        for first in range(0, len(self), batch_size):
             chosen: list[list[int]] = [[] for _ in shares]
-            for number in range(first, min(first + batch_size, len(self._train))):
+            for number in range(first, min(first + batch_size, len(self))):
                 # The source that is furthest behind its share; of equal ones the first.
                 behind = [s / total * (number + 1) - t if s else -torch.inf for s, t in zip(shares, taken, strict=True)]
                 source = max(range(len(shares)), key=behind.__getitem__)

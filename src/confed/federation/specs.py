@@ -189,6 +189,15 @@ class ChecksPictures(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparesPictures(Protocol):
+    """A model that reads floating-point pictures as it prepares them itself, and not those in [-1, 1]."""
+
+    def prepared_pictures(self, images: Tensor) -> Tensor:
+        """What the network reads of pictures uint8 (B, 3, H, W), float32."""
+        ...
+
+
 # Optional behaviour of tasks ------------------------------------------------------------------------------------
 
 

@@ -349,8 +349,14 @@ class DualEncoder(Chain, Finetunable):
             )
         return self._seen(batch, "patches", lambda images: self._image(images)[1])
 
+    def prepared_pictures(self, images: Tensor) -> Tensor:
+        """See :class:`confed.federation.specs.PreparesPictures`."""
+        return self._pictures.prepared(images)["pixel_values"]
+
     def _seen(self, batch: Batch, kind: str, make: Any) -> Tensor:
         (images,) = needed(batch, "DualEncoder", "image")
+        if images.is_floating_point():  # as :meth:`prepared_pictures` makes them
+            return make(images)
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise ValueError(f"image must be uint8 of shape (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
         if not self._vision_is_frozen:
@@ -366,7 +372,7 @@ class DualEncoder(Chain, Finetunable):
 
     def _image(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Pooled features (B, D), and those of patches (B, V, D) of CLIP and its kind, all of unit length."""
-        inputs = self._pictures.prepared(images)
+        inputs = {"pixel_values": images} if images.is_floating_point() else self._pictures.prepared(images)
         device = next(self.parameters()).device
         was = self.body.training
         if self._vision_is_frozen:

@@ -1,0 +1,56 @@
+"""What left each site: read from a run's folder, nothing is computed anew."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confed.federation.params import Params
+
+KINDS = {"lora": "LoRA", "adapter": "adapters", "prompt": "prompts"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one site sent in all rounds."""
+
+    site: str
+    records: int | None  # it trained on
+    rounds: str  # in which it took part, such as "1–10"
+    times: int
+    bytes: int
+
+
+def sent_by_site(
+    history: Sequence[Mapping[str, Any]], examples: Mapping[str, Mapping[str, float]], sites: Sequence[str]
+) -> list[Sent]:
+    """Sites with the rounds in which they took part, from the lines of ``metrics.jsonl``."""
+    lines = [line for line in history if line["event"] in ("round", "finish")]
+    rows: list[Sent] = []
+    for site in sites:
+        took_part = [line for line in lines if site in line["bytes_up"] and site not in line["errors"]]
+        rounds = spans([line["round"] for line in took_part])
+        total = sum(line["bytes_up"][site] for line in took_part)
+        records = examples.get(site, {}).get("train")
+        rows.append(Sent(site, None if records is None else int(records), rounds, len(took_part), total))
+    return rows
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: "1–4, 6"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges) or "none"
+
+
+def kinds_of(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
+    """Kind of tensor -> number of values: LoRA, adapters and prompts by their names, heads, and everything else."""
+    kinds: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        kind = "head" if name.startswith(tuple(heads)) else "other layers"
+        kind = next((label for word, label in KINDS.items() if word in name), kind)
+        kinds[kind] = kinds.get(kind, 0) + tensor.numel()
+    return kinds
