@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
-from confed.federation.checkpoint import Checkpoint, Checkpoints
-from confed.federation.checkpoint_writer import CheckpointWriter
+from confed.federation.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore
 from federations import VECTOR_LOCAL, Linear, plain_fedavg, vector_setup, vector_tables

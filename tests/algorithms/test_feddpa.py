@@ -10,16 +10,14 @@ from torch.nn import functional
 
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
-from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
-from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
-from toy_runs import client_in
+from toy_runs import client_in, simulated
 
 LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.0)
 
@@ -139,11 +137,8 @@ def test_without_examples_the_global_adapter_answers() -> None:
 
 def test_sequential_makes_the_local_adapter_at_the_end() -> None:
     setup = toy_setup(FedDPA(schedule="sequential"), local=LOCAL, rounds=2, noisy=False)
-    store, executor = MemoryStore(), InProcess(setup)
-    simulation = Simulation(setup, store, executor)
-    records = list(simulate(simulation, simulation.start(executor.workspace)))
-    server = records[-1].servers["main"].params
-    state = store.load("client-0").tensors["private"]
+    finished = simulated(setup)
+    server, state = finished.params, finished.store.load("client-0").tensors["private"]
     assert state["feddpa_examples.features"].any(1).all()
     for name, value in server.items():
         local = state[name.replace(".adapter.", ".local.")]

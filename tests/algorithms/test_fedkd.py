@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedkd import FedKD, mutual_losses
-from confed.engines.local import InProcess, Setup, Simulation, Workspace, simulate
+from confed.engines.local import Setup, Simulation, Workspace
 from confed.engines.perform import answer, perform
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
@@ -20,6 +20,7 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.wire import size
 from confed.losses.low_rank import compress, energy_rank, restore, truncate
 from confed.testing.toy import toy_setup
+from toy_runs import simulated
 
 
 def _matrix(rows: int, columns: int, rank: int | None = None) -> np.ndarray:
@@ -176,13 +177,8 @@ def test_without_detaching_both_are_moved_and_the_divisor_too() -> None:
 
 def _run(method: FedKD, rounds: int = 3, cohort: int | None = None) -> tuple[list[ServerState], MemoryStore, Setup]:
     setup = toy_setup(method, rounds=rounds)
-    workspace, store = Workspace(setup.model()), MemoryStore()
-    simulation = Simulation(setup, store, InProcess(setup, workspace), cohort)
-    servers = [simulation.start(workspace)["main"]]
-    for record in simulate(simulation, {"main": servers[0]}):
-        assert not record.errors
-        servers.append(record.servers["main"])
-    return servers, store, setup
+    finished = simulated(setup, cohort, sound=True)
+    return finished.states, finished.store, setup
 
 
 def _asked(setup: Setup, server: ServerState, clients: Sequence[ClientInfo]) -> Sequence[Call]:

@@ -25,6 +25,7 @@ from confed.tasks.multilabel import Multilabel
 from confed.testing import CHECKS, protections, steadiness, trial
 from confed.testing.toy import ToyModel, toy_setup
 from method_contract import TRANSPORTS, with_and_without_transports
+from toy_runs import simulated
 
 PLAIN = Local(epochs=1, batch_size=2, lr=0.1, optimizer="sgd", weight_decay=0.0)
 
@@ -149,9 +150,7 @@ def test_a_guide_that_is_never_unsure_changes_no_bit():
     states = []
     for method in (FedLGT(eps=0.0), FedAvg()):
         setup = toy_setup(method, local=local, kind="states")
-        with Simulation(setup, MemoryStore()) as simulation:
-            *_, last = simulate(simulation, simulation.start(Workspace(setup.model())))
-        states.append(last.servers["main"].params)
+        states.append(simulated(setup).params)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 

@@ -10,16 +10,17 @@ import torch
 
 from confed.algorithms.fedmd import FedMD
 from confed.data.examples import FederatedDataset, TableData
-from confed.engines.local import InProcess, Setup, Simulation, simulate
+from confed.engines.local import Setup
 from confed.engines.perform import Workspace, perform
 from confed.engines.remote.protocol import seal
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply, drive
-from confed.federation.state import ClientState, MemoryStore, ServerState
+from confed.federation.state import ClientState, ServerState
 from confed.runs.checks import public_data
 from confed.testing.toy import modal_clients, toy_clients, toy_setup
 from memory_transport import Letters, remote_of, rounds
+from toy_runs import Listener, simulated
 
 STILL = Local(epochs=1, batch_size=100, lr=1e-12, optimizer="sgd", weight_decay=0.0)
 PUBLIC = 10
@@ -138,18 +139,12 @@ def test_digestion_is_a_step_on_the_mean_absolute_error() -> None:
 def test_nothing_but_scores_travels() -> None:
     sizes: set[tuple[int, ...]] = set()
 
-    class Listening(InProcess):
-        def __call__(self, calls, store, round):
-            for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-                assert reply.error is None
-                for tensors in (call.message.tensors, reply.message.tensors):
-                    assert set(tensors) <= {"logits"}
-                    sizes.update(tuple(t.shape) for t in tensors.values())
-                yield reply
-
     setup = toy_setup(FedMD(), kind="modalities", rounds=2)
-    simulation = Simulation(setup, MemoryStore(), Listening(setup))
-    records = list(simulate(simulation, simulation.start(simulation.executor.workspace)))
+    listener = Listener(setup)
+    records, _, simulation = simulated(setup, executor=listener, sound=True)
+    for message in (message for _, call, reply in listener.heard for message in (call.message, reply.message)):
+        assert set(message.tensors) <= {"logits"}
+        sizes.update(tuple(t.shape) for t in message.tensors.values())
     assert sizes == {(PUBLIC, 3)}
     assert not records[-1].servers["main"].params
     assert set(simulation.evaluate(records[-1].servers, 2, split="test")["personal"]) == {

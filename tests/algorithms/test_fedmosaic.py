@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedmosaic import GATE, GRADIENT, FedMosaic, relevance
-from confed.engines.local import Simulation, simulate
+from confed.engines.local import Simulation
 from confed.engines.participation import Members
 from confed.engines.perform import Setup
 from confed.federation.local import Local
 from confed.federation.messages import Message, Reply
 from confed.federation.randomness import generator
-from confed.federation.state import MemoryStore, ServerState
+from confed.federation.state import ServerState
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.testing.toy import ToyTask, toy_clients
-from lora_federation import SCALE, A, B, Listener, LoRAToy
+from lora_federation import SCALE, A, B, LoRAToy
+from toy_runs import Listener, simulated
 
 G_A, G_B, B_GATE = "body.received_A", "body.received_B", f"body.{GATE}"
 QUIET = FedMosaic(noise=0.0)
@@ -34,11 +35,8 @@ def run(
     data = toy_clients() if clients is None else clients
     setup = Setup(method, Members(data), ToyTask(), local, lambda: LoRAToy(False, rank), rounds=rounds)
     listener = Listener(setup)
-    simulation = Simulation(setup, MemoryStore(), listener, cohort)
-    servers = simulation.start(listener.workspace)
-    states = [servers["main"], *(record.servers["main"] for record in simulate(simulation, servers))]
-    assert all(reply.error is None for _, _, reply in listener.heard), [r.error for _, _, r in listener.heard]
-    return simulation, listener, states
+    finished = simulated(setup, cohort, listener, sound=True)
+    return finished.simulation, listener, finished.states
 
 
 def sent(listener: Listener, round: int) -> dict[str, tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]:

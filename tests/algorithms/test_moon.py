@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.moon import MOON
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, Simulation, Workspace, simulate
+from confed.engines.local import Workspace
 from confed.engines.perform import perform
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
@@ -20,10 +20,10 @@ from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.params import Scope
 from confed.federation.randomness import isolated
-from confed.federation.state import ClientState, MemoryStore, ServerState
+from confed.federation.state import ClientState
 from confed.losses.info_nce import model_contrastive
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
-from toy_runs import client_in
+from toy_runs import client_in, simulated
 
 Z = [[1.0, 0, 2], [0, 1, 1], [1, 1, 0]]
 NEAR = [[1, 0.5, 1], [0, 2, 1], [2, 0, 0.5]]
@@ -139,25 +139,21 @@ def test_views_kept_for_a_round_change_nothing() -> None:
     assert all(torch.allclose(t, computed.tensors[n], atol=1e-6) for n, t in kept.tensors.items())
 
 
-def _after(method: Algorithm, rounds: int, keep_personal: bool = True) -> tuple[ServerState, MemoryStore]:
-    setup = replace(toy_setup(method, rounds=rounds), keep_personal=keep_personal)
-    workspace, store = Workspace(setup.model()), MemoryStore()
-    simulation = Simulation(setup, store, InProcess(setup, workspace))
-    records = list(simulate(simulation, simulation.start(workspace)))
-    return records[-1].servers["main"], store
+def _after(method: Algorithm, rounds: int) -> Mapping[str, Tensor]:
+    return simulated(toy_setup(method, rounds=rounds)).states[-1].params
 
 
 def test_the_first_round_is_fedavgs() -> None:
-    moon, fedavg = _after(MOON(mu=5.0), 1)[0].params, _after(FedAvg(), 1)[0].params
+    moon, fedavg = _after(MOON(mu=5.0), 1), _after(FedAvg(), 1)
     assert all(torch.equal(moon[name], value) for name, value in fedavg.items())
 
 
 def test_the_second_round_is_not() -> None:
-    moon, fedavg = _after(MOON(mu=5.0), 2)[0].params, _after(FedAvg(), 2)[0].params
+    moon, fedavg = _after(MOON(mu=5.0), 2), _after(FedAvg(), 2)
     assert not torch.equal(moon["body.weight"], fedavg["body.weight"])
     assert set(moon) - set(fedavg) == {f"projection.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")}
     assert moon["projection.2.weight"].shape == (256, 8)
-    assert not torch.equal(moon["projection.0.weight"], _after(MOON(), 1)[0].params["projection.0.weight"])
+    assert not torch.equal(moon["projection.0.weight"], _after(MOON(), 1)["projection.0.weight"])
 
 
 @pytest.mark.parametrize("keep_personal", [True, False])
@@ -174,7 +170,7 @@ def test_the_previous_model_is_what_the_client_last_sent(keep_personal: bool) ->
 
 def test_no_network_is_added_where_there_is_no_term() -> None:
     for method in (MOON(mu=0), MOON(projection=False)):
-        assert set(_after(method, 1)[0].params) == set(_after(FedAvg(), 1)[0].params)
+        assert set(_after(method, 1)) == set(_after(FedAvg(), 1))
 
 
 def test_the_projection_starts_from_the_seed_alone() -> None:
@@ -187,8 +183,5 @@ def test_the_projection_starts_from_the_seed_alone() -> None:
 def test_bf16_training_stays_finite() -> None:
     local = Local(epochs=2, batch_size=4, lr=0.01, precision="bf16")
     setup = toy_setup(MOON(), local=local, rounds=2)
-    workspace = Workspace(setup.model())
-    simulation = Simulation(setup, MemoryStore(), InProcess(setup, workspace))
-    for record in simulate(simulation, simulation.start(workspace)):
-        assert not record.errors
+    for record in simulated(setup, sound=True).records:
         assert all(np.isfinite(v) for v in record.losses.values())

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from confed.algorithms.pfedmma import PFedMMA
-from confed.engines.local import Simulation, simulate
 from confed.engines.participation import Members
 from confed.engines.perform import Setup
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
-from confed.federation.state import MemoryStore
 from confed.models.adapters import AdapterBank, Host
 from confed.testing.toy import ToyTask, toy_clients
-from lora_federation import Listener
+from toy_runs import Listener, simulated
 
 WIDTH, RANK = 6, 3
 
@@ -126,10 +124,9 @@ def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
     method = PFedMMA(weighting=weighting).configure(Towers(), ToyTask())
     local = Local(epochs=1, batch_size=8, lr=0.01)
     setup = Setup(method, Members(toy_clients()), ToyTask(), local, Towers, rounds=1)
-    listener, store = Listener(setup), MemoryStore()
-    simulation = Simulation(setup, store, listener)
-    (record,) = simulate(simulation, simulation.start(listener.workspace))
-    after = record.servers["main"].params
+    listener = Listener(setup)
+    finished = simulated(setup, executor=listener)
+    after = finished.params
     weights = [call.client.num_examples if weighting == "examples" else 1 for _, call, _ in listener.heard]
     for name, value in after.items():
         assert name.startswith("shared_projection.")
@@ -137,6 +134,6 @@ def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
         np.testing.assert_allclose(value.numpy(), np.average(sent, axis=0, weights=weights), atol=1e-6)
     for _, call, reply in listener.heard:
         assert set(call.message.tensors) == set(reply.message.tensors) == set(after)
-    own = [store.load(client.id).tensors["private"] for client in simulation.clients()]
+    own = [finished.store.load(f"client-{k}").tensors["private"] for k in range(3)]
     for name in ("text.0.output.adapter.down.weight", "image.2.output.adapter.up.weight", "head.weight"):
         assert not torch.equal(own[0][name], own[1][name])

@@ -26,7 +26,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import restored, steps_of, stored
 from confed.federation.local import Local, Schedule
-from confed.federation.messages import Call, Message, Reply
+from confed.federation.messages import Message, Reply
 from confed.federation.params import named_tensors
 from confed.federation.state import MemoryStore, ServerState
 from confed.federation.wire import size
@@ -38,21 +38,9 @@ from confed.recipes.recipe import load_recipe
 from confed.runs import run as experiment
 from confed.testing import trial
 from confed.testing.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
+from toy_runs import Listener
 
 SGD = Local(epochs=2, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
-
-
-class Recording(InProcess):
-    """Remembers what was said."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.said: list[tuple[Call, Reply]] = []
-
-    def __call__(self, calls: Any, store: Any, round: int) -> Iterator[Reply]:
-        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-            self.said.append((call, reply))
-            yield reply
 
 
 def run(setup: Setup, executor: Any = None) -> list[RoundRecord]:
@@ -138,11 +126,11 @@ def test_processes_give_the_bits_of_one_and_keep_their_sessions(algorithm: Algor
 def test_bytes_of_a_step_are_those_of_the_arithmetic() -> None:
     """Up B (D + H) floats, down the same, and a safetensors header of less than 300 bytes beside them."""
     setup = setup_of(BiCSL(), sizes=(8, 8))
-    recording = Recording(setup)
-    run(setup, recording)
+    listener = Listener(setup)
+    run(setup, listener)
     hidden = toy_contrastive_model(noisy=False).apn.project.out_features
     floats = 4 * 4 * (8 + hidden)
-    steps = [(size(c.message), size(r.message)) for c, r in recording.said if c.action == "step"]
+    steps = [(size(c.message), size(r.message)) for _, c, r in listener.heard if c.action == "step"]
     up = [u for _, u in steps if u > 300]
     down = [d for d, _ in steps if d > 300]
     assert len(up) == len(down) == 2 * 2 * 2 * 2  # clients, rounds, epochs, batches
@@ -151,9 +139,9 @@ def test_bytes_of_a_step_are_those_of_the_arithmetic() -> None:
 
 def test_main_is_told_activations_only_and_no_label() -> None:
     setup = setup_of(BiCSL())
-    recording = Recording(setup)
-    run(setup, recording)
-    for call, reply in recording.said:
+    listener = Listener(setup)
+    run(setup, listener)
+    for _, call, reply in listener.heard:
         if call.action == "step":
             assert set(reply.message.tensors) <= {"v_mha", "v_apn"}
             assert set(call.message.tensors) <= {"v_mha", "v_apn"}
@@ -221,9 +209,9 @@ def test_a_client_with_one_example_is_told_so() -> None:
 
 def test_the_released_code_averages_the_backbone_only() -> None:
     setup = setup_of(BiCSL(preset="code"))
-    recording = Recording(setup)
-    records = run(setup, recording)
-    sent = [(c.client.id, r.message.tensors) for c, r in recording.said if c.action == "send"]
+    listener = Listener(setup)
+    records = run(setup, listener)
+    sent = [(c.client.id, r.message.tensors) for _, c, r in listener.heard if c.action == "send"]
     last = dict(sent[-3:])
     aux, main = records[-1].servers["aux"].params, records[-1].servers["main"]
     assert torch.equal(aux["apn.project.weight"], last["client-0"]["apn.project.weight"])

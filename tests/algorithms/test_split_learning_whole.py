@@ -13,14 +13,13 @@ from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.split_learning import SplitLearning
 from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.split import ServerPart
 from confed.federation.local import Local, Schedule
 from confed.federation.randomness import derive, generator, isolated
-from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients, toy_contrastive_task, toy_setup
+from toy_runs import simulated
 
 CLIENT, ROUNDS = "client-0", 3
 LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule=Schedule("cosine", warmup=0.25))
@@ -28,10 +27,7 @@ LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule=Schedu
 
 def trained(setup: Setup) -> dict[str, Tensor]:
     """What all servers hold after the last round."""
-    with Simulation(setup, MemoryStore()) as simulation:
-        assert isinstance(simulation.executor, InProcess)
-        records = list(simulate(simulation, simulation.start(simulation.executor.workspace)))
-    assert not any(record.errors for record in records)
+    records = simulated(setup, sound=True).records
     return {n: t for server in records[-1].servers.values() for n, t in server.params.items()}
 
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from children import forked, status_of
-from confed.federation import checkpoint, checkpoint_writer
-from confed.federation.checkpoint import Checkpoint, Checkpoints
-from confed.federation.checkpoint_writer import CheckpointWriter
+from confed.federation import checkpoint
+from confed.federation.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
 from confed.federation.directory_store import DirectoryStore
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import encode_state
@@ -212,7 +211,7 @@ def test_ctrl_c_while_the_thread_starts_loses_no_checkpoint(
 
 
 def test_large_checkpoints_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_writer, "SMALL", 8)
+    monkeypatch.setattr(checkpoint, "SMALL", 8)
     checkpoints = Checkpoints(tmp_path)
     CheckpointWriter(checkpoints).save(Checkpoint(1, {"main": server(1)}, 0))
     assert checkpoints.load(1).round == 1

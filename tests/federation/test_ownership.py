@@ -10,7 +10,7 @@ from confed.algorithms.fedkd import FedKD
 from confed.algorithms.local import LocalOnly
 from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.local import RoundRecord, Simulation
 from confed.engines.participation import Members
 from confed.engines.perform import Setup, Workspace
 from confed.federation.algorithm import Algorithm
@@ -22,6 +22,7 @@ from confed.federation.state import MemoryStore
 from confed.registry import algorithms
 from confed.runs.checks import check_whole
 from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
+from toy_runs import Listener, simulated
 
 NAMES = [
     "embed.image.shared.weight",
@@ -33,16 +34,9 @@ NAMES = [
 
 
 def run(setup: Setup) -> tuple[list[RoundRecord], list[tuple[Call, Reply]], Simulation]:
-    replies: list[tuple[Call, Reply]] = []
-
-    class Listening(InProcess):
-        def __call__(self, calls, store, round):
-            for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-                replies.append((call, reply))
-                yield reply
-
-    simulation = Simulation(setup, MemoryStore(), executor := Listening(setup))
-    return list(simulate(simulation, simulation.start(executor.workspace))), replies, simulation
+    listener = Listener(setup)
+    records, _, simulation = simulated(setup, executor=listener)
+    return records, [(call, reply) for _, call, reply in listener.heard], simulation
 
 
 def test_names_tell_their_modality() -> None:

@@ -18,15 +18,16 @@ from confed.algorithms.feddyn import FedDyn
 from confed.algorithms.fedprox import FedProx
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
-from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.local import InProcess
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Params
 from confed.federation.robust_mean import RobustMean
-from confed.federation.state import MemoryStore, ServerState
+from confed.federation.state import ServerState
 from confed.recipes.recipe import load_recipe
 from confed.testing.toy import toy_clients, toy_setup
+from toy_runs import simulated
 
 
 def drawn(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
@@ -121,10 +122,7 @@ class Liar(InProcess):
 
 def final(algorithm: Algorithm, liar: bool = False) -> Mapping[str, Tensor]:
     setup = toy_setup(algorithm, clients=toy_clients(sizes=(12, 20, 16, 12, 12)), rounds=1, noisy=False)
-    executor = (Liar if liar else InProcess)(setup)
-    simulation = Simulation(setup, MemoryStore(), executor)
-    (record, *_) = simulate(simulation, simulation.start(executor.workspace))
-    return record.servers["main"].params
+    return simulated(setup, executor=(Liar if liar else InProcess)(setup)).states[1].params
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,18 @@ from confed.algorithms.fedper import FedPer
 from confed.algorithms.moon import MOON
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
-from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.robust_mean import RobustMean
-from confed.federation.state import MemoryStore, ServerState
+from confed.federation.state import ServerState
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon, sampled_epsilon
 from confed.privacy.ledger import PrivacyLedger
 from confed.privacy.protections import actions, check_layouts, protect
 from confed.testing.toy import toy_model, toy_setup
+from toy_runs import Listener, simulated
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -158,28 +158,11 @@ def test_noise_at_the_server_is_one_gaussian_mechanism() -> None:
 # In a federation --------------------------------------------------------------------------------------------
 
 
-class Listening(InProcess):
-    """Remembers what clients send."""
-
-    def __call__(self, calls: Sequence[Call], store: Any, round: int) -> Iterator[Reply]:
-        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-            heard.append((call, reply))
-            yield reply
-
-
-heard: list[tuple[Call, Reply]] = []
-
-
 def federation(algorithm: Algorithm, **options: Any) -> tuple[dict[str, ServerState], list[tuple[Call, Reply]]]:
-    heard.clear()
     setup = toy_setup(algorithm, noisy=False, rounds=2, **options)
-    executor = Listening(setup)
-    simulation = Simulation(setup, MemoryStore(), executor)
-    servers = simulation.start(executor.workspace)
-    for record in simulate(simulation, servers):
-        servers = dict(record.servers)
-        assert not record.errors
-    return dict(servers), list(heard)
+    listener = Listener(setup)
+    finished = simulated(setup, executor=listener, sound=True)
+    return dict(finished.records[-1].servers), [(call, reply) for _, call, reply in listener.heard]
 
 
 WORKING = [

@@ -45,9 +45,7 @@ JOURNAL_READERS = {
 }
 
 
-def test_a_measure_declared_in_one_file_gets_columns_and_a_p_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measure_of_one_file_gets_columns_and_a_p_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_measure.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     confed.allow_code("toy_measure")
@@ -101,9 +99,7 @@ def lines(places: int, rounds: int = 3) -> list[dict[str, object]]:
     return history
 
 
-def test_whole_numbers_are_exact_and_others_as_precise_as_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_numbers_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = records_of(lines(5))
     write_records(tmp_path, records, {})
     assert read_records(tmp_path).measured("personal") == records.measured("personal")

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.local import Simulation
 from confed.engines.participation import Members
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
-from confed.federation.messages import Call, Reply
-from confed.federation.state import MemoryStore, ServerState, Store
+from confed.federation.state import ServerState
 from confed.testing.toy import ToyModel, ToyTask, toy_clients
+from toy_runs import Listener, simulated
 
 SCALE = 2.0
 A, B, D = "body.lora_A.default.weight", "body.lora_B.default.weight", "body.lora_added"
@@ -54,19 +54,6 @@ def lora_toy(rank: int) -> Callable[..., LoRAToy]:
     return lambda noisy=True, *_: LoRAToy(noisy, rank)
 
 
-class Listener(InProcess):
-    """Answers calls, and remembers them."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.heard: list[tuple[int, Call, Reply]] = []
-
-    def __call__(self, calls: Any, store: Store, round: int) -> Any:
-        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
-            self.heard.append((round, call, reply))
-            yield reply
-
-
 def run(
     method: Algorithm,
     *,
@@ -81,10 +68,8 @@ def run(
     local = Local(epochs=2, batch_size=8, lr=0.05)
     setup = Setup(method, Members(toy_clients(sizes=sizes)), ToyTask(), local, lambda: build(False), rounds=rounds)
     listener = Listener(setup)
-    simulation = Simulation(setup, MemoryStore(), listener, cohort)
-    servers = simulation.start(listener.workspace)
-    states = [servers["main"], *(record.servers["main"] for record in simulate(simulation, servers))]
-    return simulation, listener, states
+    finished = simulated(setup, cohort, listener)
+    return finished.simulation, listener, finished.states
 
 
 def product(tensors: Mapping[str, Tensor]) -> np.ndarray[Any, Any]:

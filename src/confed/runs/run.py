@@ -27,8 +27,7 @@ from confed.engines.remote.server import Remote
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
-from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
-from confed.federation.checkpoint_writer import CheckpointWriter
+from confed.federation.checkpoint import Checkpoint, Checkpoints, CheckpointWriter, private_folder, remove_unfinished
 from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.measure import KEPT
