@@ -142,7 +142,7 @@ def test_whether_to_stay_follows_from_the_interval() -> None:
     rows = compared(federated, local, {"global/a/correct": right}, ["a", "b", "c"])
     assert rows[0].sentence.startswith("a should stay: the federation is worth +100.0 points")
     assert rows[1].sentence.startswith("b should not stay for accuracy's sake")
-    assert rows[2].sentence.startswith("c: not shown either way, 0.0 points")
+    assert rows[2].sentence.startswith("c: not shown either way after correction, 0.0 points")
     assert rows[0].pooled == 1.0
     assert rows[0].p == pytest.approx(3 * 2**-59, rel=1e-6)
 
