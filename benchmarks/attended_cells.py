@@ -7,7 +7,7 @@ weight, its mean share of all weights (chance: 6.25 both), the share on cells th
 with the question replaced by another one about the same picture that names a thing in another cell. With ``--tests``
 the argument is such a CSV: a paired t-test over seeds of right against replaced questions, row by row.
 
-    confed compare --recipe bicsl_scenes --methods bicsl,central --seeds 5 --out STUDY
+    confed compare bicsl_scenes --methods bicsl,central --seeds 5 --out STUDY
     python benchmarks/attended_cells.py STUDY > cells.csv
     python benchmarks/attended_cells.py cells.csv --tests
 """

@@ -5,7 +5,7 @@ the mean over all rounds of its curve of validation data, the first round with 9
 from which on the curve stays within a point of its last value. Each is a mean over seeds, with the difference to the
 reference, its 95 % interval and a paired t-test over the seeds that both have (no correction).
 
-    confed compare --recipe feddat_scene_equal run.evaluate_every=1 --methods adapter,feddat --seeds 5 --out STUDY
+    confed compare feddat_scene_equal run.evaluate_every=1 --methods adapter,feddat --seeds 5 --out STUDY
     python benchmarks/convergence.py STUDY --reference adapter > convergence.csv
 """
 

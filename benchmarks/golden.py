@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     **{f"vqa {name}": (*SCENES, "--methods", name) for name in METHODS},
     "vqa stacked": (*SCENES, "--methods", "fedavg", "run.batch_clients=4"),
     "vqa workers": (*SCENES, "--methods", "fedavg", "run.workers=2"),
-    "vqa buffered": (*SCENES, "--methods", "fedavg", "run.buffer=2", "run.cohort=3"),
+    "vqa buffered": (*SCENES, "--methods", "fedavg", "run.async.buffer=2", "run.cohort=3"),
     "vqa kept features": ("fedvqa_scenes", *SMALL, *FEW, "--methods", "fedavg"),
     "vqa adapters": (*SCENES, "--methods", "fedpeft", "model.trainable=adapters"),
     "prompts": ("prompts_scenes", *SMALL, "--methods", "promptfl"),

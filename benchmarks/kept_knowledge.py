@@ -5,7 +5,7 @@ the test questions of its own client and of all others. Prints a CSV: accuracy i
 and of the global model on all clients' data, per row of the recipe and seed. With ``--tests`` the argument is such a
 CSV: paired t-tests over seeds of the others' data, against the first row, with Holm's correction.
 
-    confed compare --recipe fedvqa_own_answers --seeds 3 --out STUDY
+    confed compare fedvqa_own_answers --seeds 3 --out STUDY
     python benchmarks/kept_knowledge.py STUDY > kept.csv
     python benchmarks/kept_knowledge.py kept.csv --tests
 """

@@ -117,6 +117,11 @@ class Post:
         self.order[to].append(name)
         return name
 
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def set_max_reply_bytes(self, largest: int) -> None: ...
+
     def receive(self, name: str) -> tuple[bytes, bytes] | str | None:
         to, since = self.waiting[name]
         if since != self.since[to]:

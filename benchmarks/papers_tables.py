@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
 
 def _official(name: str, rows: str, seeds: int = 3) -> str:
-    return f"compare --recipe {name} --methods {rows} --seeds {seeds} data.root=DATA --out OUT/{name}"
+    return f"compare {name} --methods {rows} --seeds {seeds} data.root=DATA --out OUT/{name}"
 
 
 _FEDDAT = "clf_local,lora,adapter_local,adapter,adapter_equal,feddat,feddat_code,full"
@@ -52,9 +52,9 @@ JOBS: tuple[Job, ...] = (
         (
             _official("feddat_domain_official", _FEDDAT),
             # The schedule of the released code: a warm-up anew in every round over a horizon of 15 epochs.
-            "compare --recipe feddat_domain_official --methods adapter,feddat,feddat_code --seeds 3 data.root=DATA "
-            "local.horizon=15 --out OUT/feddat_domain_released",
-            "gates OUT/feddat_domain_official",
+            "compare feddat_domain_official --methods adapter,feddat,feddat_code --seeds 3 data.root=DATA "
+            "local.schedule.horizon=15 --out OUT/feddat_domain_released",
+            "compare OUT/feddat_domain_official --gates",
         ),
     ),
     Job(
@@ -68,7 +68,7 @@ JOBS: tuple[Job, ...] = (
         "figure 6: more clients",
         "as for Function",
         (
-            "sweep feddat_function_official data.shards=1,3,5 --methods adapter,feddat --seeds 3 data.root=DATA "
+            "compare feddat_function_official data.shards=1,3,5 --methods adapter,feddat --seeds 3 data.root=DATA "
             "--out OUT/feddat_clients",
         ),
     ),
@@ -77,11 +77,11 @@ JOBS: tuple[Job, ...] = (
         "Domain and Function with built-in pictures and a backbone of middle size that knows no task (no files needed)",
         "nothing",
         (
-            "pretrain vilt_mlm_middle --out OUT/vilt_mlm_middle.safetensors",
-            "compare --recipe feddat_scene_equal data.preset=domain --methods all --seeds 5 model.name=vilt_mlm_middle "
+            "weights pretrain vilt_mlm_middle --out OUT/vilt_mlm_middle.safetensors",
+            "compare feddat_scene_equal data.preset=domain --methods all --seeds 5 model.name=vilt_mlm_middle "
             "model.pretrained=OUT/vilt_mlm_middle.safetensors data.train=2000 run.rounds=30 run.device=cuda "
             "--out OUT/feddat_domain_middle",
-            "compare --recipe feddat_scene_equal --methods all --seeds 5 model.name=vilt_mlm_middle "
+            "compare feddat_scene_equal --methods all --seeds 5 model.name=vilt_mlm_middle "
             "model.pretrained=OUT/vilt_mlm_middle.safetensors data.preset=function data.train=2000 run.rounds=30 "
             "run.device=cuda --out OUT/feddat_function_middle",
         ),
@@ -93,11 +93,11 @@ JOBS: tuple[Job, ...] = (
         "dandelin/vilt-b32-mlm",
         (
             "tune fedvqa_gqa_a --methods all --budget 6 --seed 100 data.root=DATA/gqa_scenes --out OUT/fedvqa_tuned",
-            "compare --recipe fedvqa_gqa_a --methods all --seeds 5 --tuned OUT/fedvqa_tuned/tuned.toml "
+            "compare fedvqa_gqa_a --methods all --seeds 5 --tuned OUT/fedvqa_tuned/tuned.toml "
             "data.root=DATA/gqa_scenes --out OUT/fedvqa_gqa_a",
-            "compare --recipe fedvqa_gqa_b --methods all --seeds 5 --tuned OUT/fedvqa_tuned/tuned.toml "
+            "compare fedvqa_gqa_b --methods all --seeds 5 --tuned OUT/fedvqa_tuned/tuned.toml "
             "data.root=DATA/gqa_scenes --out OUT/fedvqa_gqa_b",
-            "sweep fedvqa_gqa_a algorithm.top_n=5,10,20,50,200,1642 --methods fedp3 --seeds 3 "
+            "compare fedvqa_gqa_a algorithm.top_n=5,10,20,50,200,1642 --methods fedp3 --seeds 3 "
             "data.root=DATA/gqa_scenes --out OUT/fedvqa_top_n",
         ),
     ),
@@ -106,7 +106,7 @@ JOBS: tuple[Job, ...] = (
         "tables 1 and 2: seven models on VQA v2, each with rates of its own",
         "vqa_v2 after `confed data prepare vqa-v2 --root DATA/vqa_v2`",
         (
-            "compare --recipe bicsl_vqa2_official --models all --seeds 3 data.root=DATA/vqa_v2 --out OUT/bicsl_vqa2",
+            "compare bicsl_vqa2_official --models all --seeds 3 data.root=DATA/vqa_v2 --out OUT/bicsl_vqa2",
         ),
     ),
     Job(
@@ -115,10 +115,10 @@ JOBS: tuple[Job, ...] = (
         "coco with annotations, train2014 and val2014; VOCdevkit; microsoft/resnet-18, openai/clip-vit-base-patch32",
         (
             "data prepare label-embeddings coco OUT/coco.safetensors",
-            "compare --recipe fedlgt_coco --methods all --seeds 3 data.root=DATA/coco "
+            "compare fedlgt_coco --methods all --seeds 3 data.root=DATA/coco "
             "model.embeddings=OUT/coco.safetensors --out OUT/fedlgt_coco",
             "data prepare label-embeddings voc OUT/voc.safetensors",
-            "compare --recipe fedlgt_voc --methods all --seeds 3 data.root=DATA/VOCdevkit "
+            "compare fedlgt_voc --methods all --seeds 3 data.root=DATA/VOCdevkit "
             "model.embeddings=OUT/voc.safetensors --out OUT/fedlgt_voc",
         ),
     ),
@@ -129,10 +129,10 @@ JOBS: tuple[Job, ...] = (
         (
             "tune modalities_personal --methods local,fedavg_ft,late_fusion,lam_3,central --budget 6 --seed 100 "
             "--out OUT/modalities_tuned",
-            "compare --recipe modalities_personal --methods all --seeds 10 --tuned OUT/modalities_tuned/tuned.toml "
+            "compare modalities_personal --methods all --seeds 10 --tuned OUT/modalities_tuned/tuned.toml "
             "run.rounds=60 --out OUT/modalities_60",
-            "sweep modalities_personal algorithm.lam=0.1,0.3,0.5,0.7,0.9 --methods lam_3 --seeds 5 data.distortion=1.0 "
-            "data.train=400 --out OUT/modalities_lambda",
+            "compare modalities_personal algorithm.lam=0.1,0.3,0.5,0.7,0.9 --methods lam_3 --seeds 5 "
+            "data.distortion=1.0 data.train=400 --out OUT/modalities_lambda",
         ),
     ),
     Job(
@@ -140,7 +140,7 @@ JOBS: tuple[Job, ...] = (
         "captions: one model for texts, pictures and both",
         "coco with dataset_coco.json (Karpathy's split), train2014 and val2014",
         (
-            "compare --recipe captions_coco_mini --methods all --seeds 3 data.captions=dataset_coco.json "
+            "compare captions_coco_mini --methods all --seeds 3 data.captions=dataset_coco.json "
             "data.root=DATA/coco data.clients=10 run.rounds=20 run.device=cuda --out OUT/captions_coco",
         ),
     ),

@@ -1,6 +1,6 @@
 """Results files of the documentation's tables, made from the CSV files of finished studies.
 
-``python docs/make_results.py`` writes ``docs/results/NAME.json`` for each table NAME that ``confed compare --recipe``
+``python docs/make_results.py`` writes ``docs/results/NAME.json`` for each table NAME that ``confed compare RECIPE``
 made, and the list of all tables in ``docs/tables.md``; ``confed reproduce docs/results/NAME.json --method ROW`` makes a
 row again. ``--check`` writes nothing, says what is not as the CSV files and commands give it, and exits with 1.
 
@@ -94,7 +94,7 @@ def commands(folder: Path) -> dict[str, Command]:
     found = {name: Command(entry.pop("command"), **entry) for name, entry in listed.items()}
     for name in sorted({PARTS.sub("", path.stem) for path in folder.glob("*.csv")} & {*packaged_recipes()}):
         tuned = f" --tuned docs/results/{name}_tuned.toml" if (folder / f"{name}_tuned.toml").is_file() else ""
-        found.setdefault(name, Command(f"confed compare --recipe {name}{tuned}"))
+        found.setdefault(name, Command(f"confed compare {name}{tuned}"))
     return found
 
 
@@ -174,13 +174,13 @@ def recipe_of(command: Command) -> tuple[Recipe, int]:
     """The recipe of a command, with all rows that it may have, and its number of seeds (0 if it does not say).
 
     Raises:
-        ValueError: it is no ``confed compare --recipe``.
+        ValueError: it is no ``confed compare RECIPE``.
     """
     words = shlex.split(command.text.partition("; ")[0])
     if words[:2] != ["confed", "compare"]:
-        raise ValueError(f"must be `confed compare --recipe`, got {command.text!r}")
+        raise ValueError(f"must be `confed compare RECIPE`, got {command.text!r}")
     del words[:2]
-    name, methods = option(words, "--recipe"), option(words, "--methods")
+    name, methods = words.pop(0), option(words, "--methods")
     seeds, tuned = int(option(words, "--seeds", "0")), option(words, "--tuned")
     headline, models = option(words, "--headline"), option(words, "--models")
     while option(words, "--reference") or option(words, "--relative"):

@@ -164,6 +164,7 @@ def _commands() -> Iterator[str]:
         root = command_line()
     yield "# Commands\n"
     yield "`confed VERB --help` prints the same in a terminal.\n"
+    yield _escaped(" ".join((root.epilog or "").split())) + "\n"
     yield from _verbs("confed", root)
 
 
@@ -175,6 +176,8 @@ def _verbs(before: str, command: "click.Command") -> Iterator[str]:
         yield f"## `{before}`\n"
         yield _escaped(" ".join((command.help or "").split())) + "\n"
         for parameter in command.params:
+            if getattr(parameter, "hidden", False):  # of every command
+                continue
             names = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
             yield f"- `{names}`: {_escaped(str(getattr(parameter, 'help', '') or '').replace(chr(92), ''))}"
         yield ""

@@ -16,7 +16,7 @@ from confed.data.examples import TableData
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
@@ -179,7 +179,7 @@ def test_feddc_corrects_under_a_schedule() -> None:
         def loss(self, output: Output, batch: Batch) -> Tensor:
             return (batch["b"] * output.logits).sum(dim=1).mean()
 
-    local = replace(SGD, schedule="cosine", warmup=0.2)
+    local = replace(SGD, schedule=Schedule("cosine", warmup=0.2))
     setup = replace(bowls(FedDC(0.0), 1, local), task=Slope())
     _, store, _ = simulated(setup)
     for k in range(3):
@@ -252,7 +252,7 @@ def test_one_clients_rate_is_bounded_in_feddcs_gradient(method: FedDC, local: Lo
 @pytest.mark.parametrize("warmup", [0.0, 1.0])
 def test_honest_rates_lie_within_feddcs_bound(warmup: float) -> None:
     clients = toy_clients(sizes=(1, 2, 8, 40))  # with fewer examples than a batch, rates differ by more than ten times
-    local = replace(SGD, epochs=1, batch_size=8, lr=0.01, warmup=warmup)
+    local = replace(SGD, epochs=1, batch_size=8, lr=0.01, schedule=Schedule(warmup=warmup))
     records, _, _ = simulated(toy_setup(FedDC(0.1), clients=clients, local=local, rounds=2))
     assert not any("'rate'" in str(error) for record in records for error in record.errors.values())
     assert "gradient" in records[-1].servers["main"].slots
@@ -337,7 +337,7 @@ def test_traffic_of_each_method_is_what_its_paper_sends() -> None:
 
 
 def test_a_round_of_rate_zero_leaves_the_variates_alone() -> None:
-    local = replace(SGD, epochs=1, warmup=1.0)  # the first of two rounds has rate 0
+    local = replace(SGD, epochs=1, schedule=Schedule(warmup=1.0))  # the first of two rounds has rate 0
     records, store, _ = simulated(bowls(Scaffold("steps"), 2, local))
     assert path(records)[0] == pytest.approx(START)
     assert all(torch.isfinite(store.load(f"client-{k}").tensors["variate"]["theta"]).all() for k in range(3))
@@ -349,7 +349,7 @@ def test_a_schedule_is_in_scaffolds_step_length() -> None:
         def loss(self, output: Output, batch: Batch) -> Tensor:
             return (batch["b"] * output.logits).sum(dim=1).mean()
 
-    setup = replace(bowls(Scaffold(), 4, replace(SGD, schedule="cosine", warmup=0.2)), task=Slope())
+    setup = replace(bowls(Scaffold(), 4, replace(SGD, schedule=Schedule("cosine", warmup=0.2))), task=Slope())
     _, store, _ = simulated(setup)
     for k in range(3):
         assert store.load(f"client-{k}").tensors["variate"]["theta"][0].numpy() == pytest.approx(B[k], abs=1e-4)

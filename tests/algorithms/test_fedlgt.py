@@ -19,8 +19,7 @@ from confed.federation.messages import Message, Reply
 from confed.federation.protocols import Output
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
-from confed.models.ctran import ctran_mini
-from confed.models.ctran_module import LabelGraph
+from confed.models.ctran import LabelGraph, ctran_mini
 from confed.models.resnet import resnet_multilabel_mini
 from confed.tasks.multilabel import Multilabel
 from confed.testing import CHECKS, protections, steadiness, trial

@@ -25,7 +25,7 @@ from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import restored, steps_of, stored
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import named_tensors
 from confed.federation.state import MemoryStore, ServerState
@@ -253,10 +253,10 @@ def test_moments_survive_a_round_where_they_are_kept() -> None:
 
 
 def test_schedules_with_stairs_and_milestones() -> None:
-    local = Local(schedule="step", warmup=0.2, stairs=4, milestones=(0.5, 0.75), decay=0.2)
-    factors = [local.factor(p) for p in (0.0, 0.04, 0.05, 0.1, 0.19, 0.2, 0.49, 0.5, 0.74, 0.75, 1.0)]
+    schedule = Schedule("step", warmup=0.2, stairs=4, milestones=(0.5, 0.75), decay=0.2)
+    factors = [schedule.factor(p) for p in (0.0, 0.04, 0.05, 0.1, 0.19, 0.2, 0.49, 0.5, 0.74, 0.75, 1.0)]
     assert factors == pytest.approx([0.25, 0.25, 0.5, 0.75, 1, 1, 1, 0.2, 0.2, 0.04, 0.04])
-    assert Local(schedule="step", warmup=0.2).factor(0.1) == pytest.approx(0.5)
+    assert Schedule("step", warmup=0.2).factor(0.1) == pytest.approx(0.5)
 
 
 def test_equal_answers_are_masked_without_labels() -> None:

@@ -17,13 +17,13 @@ from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.split import ServerPart
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients, toy_contrastive_task, toy_setup
 
 CLIENT, ROUNDS = "client-0", 3
-LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule="cosine", warmup=0.25)
+LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule=Schedule("cosine", warmup=0.25))
 
 
 def trained(setup: Setup) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ def whole(setup: Setup, loss: Callable[[nn.Module, dict[str, Tensor]], Tensor]) 
         adam = local.optimizer == "adamw"
         optimizer = torch.optim.AdamW(groups, lr=local.lr) if adam else torch.optim.SGD(groups, lr=local.lr)
         for step, batch in enumerate(batches(setup, round)):
-            part, rise = (round + step / steps) / setup.rounds, local.warmup
+            part, rise = (round + step / steps) / setup.rounds, local.schedule.warmup
             falling = 0.5 * (1 + math.cos(math.pi * (part - rise) / (1 - rise))) if rise else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = local.lr * (part / rise if part < rise else falling)

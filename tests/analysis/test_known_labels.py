@@ -63,7 +63,7 @@ def test_metrics_are_of_labels_that_are_not_told(finished: Path) -> None:
 def test_the_command_writes_page_table_and_curve(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("tell", str(finished), "--shares", "0,0.5", "--out", str(tmp_path)) == 0
+    assert command("evaluate", str(finished), "--known", "0,0.5", "--out", str(tmp_path)) == 0
     assert "told" in capsys.readouterr().out
     assert json.loads((tmp_path / "told.json").read_text())["kind"] == "told"
     assert {"told.html", "told.csv", "told.md", "told.svg"} <= {path.name for path in tmp_path.iterdir()}
@@ -72,13 +72,15 @@ def test_the_command_writes_page_table_and_curve(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--shares", "0,1"], "shares must lie in [0, 1), at least one, got 0.0, 1.0"),
-        (["--shares", "half"], "--shares must be numbers separated by commas, got 'half'"),
-        (["--client", "nobody"], "nobody"),
+        (["--known", "0,1"], "shares must lie in [0, 1), at least one, got 0.0, 1.0"),
+        (["--known", "half"], "--known must be numbers separated by commas, got 'half'"),
+        (["--known", "0", "--model", "personal:nobody"], "nobody"),
+        (["--known", "0", "--model", "all"], "--model must be global or personal:CLIENT, got all"),
+        (["--known", "0", "--data", "root=x"], "--data goes without --known"),
     ],
 )
 def test_faulty_commands_say_why(
     finished: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("tell", str(finished), *arguments) == 2
+    assert command("evaluate", str(finished), *arguments) == 2
     assert complaint in " ".join(capsys.readouterr().err.split())

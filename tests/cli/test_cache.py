@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Capture, Patch, confed, refused
-from confed.recipes.run_section import RunSection
+from confed.recipes.run_section import KeptFeatures, RunSection
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
 
 
@@ -20,15 +20,15 @@ def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def test_kept_features_are_listed_and_removed(cache: Path, capfd: Capture) -> None:
-    assert confed("cache", "list") == 0
+    assert confed("data", "cache") == 0
     assert f"1 files, 5 bytes in {cache / 'confed' / 'features'}" in capfd.readouterr().out
-    assert confed("cache", "list", "--json") == 0
+    assert confed("data", "cache", "--json") == 0
     assert json.loads(capfd.readouterr().out)["features"]["bytes"] == 5
-    assert confed("cache", "clear") == 0
+    assert confed("data", "cache", "--clear") == 0
     assert [path.name for path in (cache / "confed").iterdir()] == []
     assert (cache / "other").is_dir()
-    assert confed("cache", "clear") == 0
-    assert confed("cache", "list") == 0
+    assert confed("data", "cache", "--clear") == 0
+    assert confed("data", "cache") == 0
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_machine_may_switch_keeping_off(
     machine: str, recipe: str, kept: bool, files: bool, cache: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("CONFED_FEATURES", machine)
-    settings = _features(RunSection(features=recipe))  # pyright: ignore[reportArgumentType]
+    settings = _features(RunSection(features=KeptFeatures(recipe)))  # pyright: ignore[reportArgumentType]
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")

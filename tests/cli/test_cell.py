@@ -123,7 +123,7 @@ def _recipe(folder: Path, *changes: tuple[str, str]) -> Path:
 def test_an_array_with_a_killed_and_a_requeued_task_gives_the_bytes_of_one_machine(tmp_path: Path) -> None:
     _recipe(tmp_path)
     _stand_ins(tmp_path)
-    asked = ["compare", "--recipe", "tiny.toml", "--seeds", "2"]
+    asked = ["compare", "tiny.toml", "--seeds", "2"]
     sent = _confed(tmp_path, *asked, "--out", "array", "--on", "slurm", "--slurm", "array=%2,mem=4G", "--submit")
     assert sent.returncode == 0, sent.stderr
     assert "submitted as job 77" in sent.stderr
@@ -149,12 +149,15 @@ def test_cells_of_a_sweep_that_its_setting_does_not_concern_are_computed_once(tm
     """Over FedProx's mu, local training is one cell, and the table is that of one machine."""
     few = ("rounds = 60", "rounds = 2"), ('["local", "fedavg"]', '["local", "fedprox"]')
     recipe, asked = _recipe(tmp_path, *few), ["algorithm.mu=0.1,0.2", "--methods", "local,fedprox"]
-    sweep = ["sweep", str(recipe), "algorithm.name=fedprox", *asked]
+    sweep = ["compare", str(recipe), "algorithm.name=fedprox", *asked]
     written = _confed(tmp_path, *sweep, "--out", "array", "--on", "script")
     assert written.returncode == 0, written.stderr
     assert "qsub -J 1-3 -r y array/cells.sh" in written.stderr
     for number in (1, 2, 3):
-        assert _confed(tmp_path, "cell", "array", JOB_COMPLETION_INDEX=str(number - 1)).returncode == 0
+        assert (
+            _confed(tmp_path, "resume", "array", "--cell", "array", JOB_COMPLETION_INDEX=str(number - 1)).returncode
+            == 0
+        )
         if number == 1:  # tables of the first gathering are written anew by the second
             assert _confed(tmp_path, "compare", "array").returncode == 0
     assert _confed(tmp_path, "compare", "array").returncode == 0
@@ -173,7 +176,7 @@ def array(tmp_path: Path, monkeypatch: Patch, capfd: Capture) -> Path:
     monkeypatch.chdir(tmp_path)
     recipe = _recipe(tmp_path, ("rounds = 60", "rounds = 3"), ("evaluate_every = 20", "evaluate_every = 0"))
     rows = ("--methods", "fedavg,fedlgt,local")
-    assert confed("compare", "--recipe", recipe, *rows, "--out", "study", "--on", "slurm") == 0
+    assert confed("compare", recipe, *rows, "--out", "study", "--on", "slurm") == 0
     said = capfd.readouterr().err
     assert "without: fedlgt/seed-0: " in said
     assert "study/cells.sh: all 2 cells" in said
@@ -182,13 +185,13 @@ def array(tmp_path: Path, monkeypatch: Patch, capfd: Capture) -> Path:
 
 
 def test_a_task_learns_its_cell_from_its_scheduler(array: Path, monkeypatch: Patch, capfd: Capture) -> None:
-    assert "give the number of a cell: confed cell" in refusal(capfd, "cell", array)
+    assert "give the number of a cell: confed resume" in refusal(capfd, "resume", array, "--cell", "array")
     monkeypatch.setenv("LSB_JOBINDEX", "2")
-    assert confed("cell", array) == 0
+    assert confed("resume", array, "--cell", "array") == 0
     assert (array / "local/seed-0/summary.json").is_file()
-    assert confed("cell", array) == 0
+    assert confed("resume", array, "--cell", "array") == 0
     assert "cell 2 is there already" in capfd.readouterr().err
-    assert "study has cells 1 to 2, got 3" in refusal(capfd, "cell", array, "3")
+    assert "study has cells 1 to 2, got 3" in refusal(capfd, "resume", array, "--cell", "3")
     assert confed("compare", array, "--json") == 0
     shown = json.loads(capfd.readouterr().out)
     assert [cell["state"] for cell in shown["cells"]] == ["waiting", "done"]
@@ -209,14 +212,14 @@ def test_a_cell_stops_after_its_round_for_the_time_limit_and_goes_on(
             asked.append(signal.raise_signal(signal.SIGUSR1) or 1)
 
     monkeypatch.setattr(Runner, "_after", warned)
-    assert confed("cell", array, "1") == 75
+    assert confed("resume", array, "--cell", "1") == 75
     assert "stopped after round 1 for the time limit; cell 1 goes on there" in capfd.readouterr().err
     assert [path.name for path in (array / "fedavg/seed-0/checkpoint").glob("round-*")] == ["round-000001"]
     assert confed("compare", array) == 0
     out = capfd.readouterr()
     assert "2 cells: 1 stopped, 1 waiting" in out.err
     assert "goes on when its task runs again" in out.out
-    assert confed("cell", array, "1") == 0
+    assert confed("resume", array, "--cell", "1") == 0
     rounds = [json.loads(line)["round"] for line in (array / "fedavg/seed-0/metrics.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
 
@@ -231,7 +234,7 @@ def test_a_cell_that_finishes_no_round_in_its_time_is_not_requeued(
         signal.raise_signal(signal.SIGUSR1)  # the second one: at once
 
     monkeypatch.setattr(InProcess, "__call__", slow)
-    assert confed("cell", array, "1") == 1
+    assert confed("resume", array, "--cell", "1") == 1
     assert "could not finish one round, or the final evaluation, in its time" in capfd.readouterr().err
     assert "could not finish one round" in next(array.glob("*/seed-0/error.txt")).read_text()
 
@@ -242,19 +245,19 @@ def test_two_tasks_on_one_cell_are_told_apart_by_the_lease(array: Path, monkeypa
 
     monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
     with exclusive(array / "fedavg/seed-0"):
-        assert f"process {os.getpid()} on" in refusal(capfd, "cell", array, "1")
+        assert f"process {os.getpid()} on" in refusal(capfd, "resume", array, "--cell", "1")
         assert confed("compare", array) == 0
         shown = capfd.readouterr()
         assert "1 running" in shown.err
         assert f"process {os.getpid()} on" in shown.out
-    assert confed("cell", array, "1") == 0
+    assert confed("resume", array, "--cell", "1") == 0
 
 
 def test_a_damaged_checkpoint_is_said_in_one_line(array: Path, capfd: Capture) -> None:
     place = array / "local/seed-0"
     (place / "checkpoint/round-000001").mkdir(parents=True)
     (place / "recipe.toml").write_text((array / "recipe.toml").read_text())
-    assert confed("cell", array, "2") == 2
+    assert confed("resume", array, "--cell", "2") == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "error: no sound checkpoint in" in said
     assert (place / "error.txt").read_text().startswith("CorruptCheckpoint: no sound checkpoint in")
@@ -267,22 +270,22 @@ def test_cells_of_another_version_or_recipe_are_refused(array: Path, capfd: Capt
         (array / "cells.json").write_text(json.dumps({**json.loads(before), **entry}))
 
     change({"versions": {"confed": "0.0.1"}})
-    assert "was written by confed 0.0.1, and this is confed" in refusal(capfd, "cell", array, "1")
+    assert "was written by confed 0.0.1, and this is confed" in refusal(capfd, "resume", array, "--cell", "1")
     change({"cells": [{"number": 1}]})
-    assert "cells.json must be a list of cells" in refusal(capfd, "cell", array, "1")
+    assert "cells.json must be a list of cells" in refusal(capfd, "resume", array, "--cell", "1")
     change({})
     recipe = array / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("rounds = 3", "rounds = 4"))
-    assert confed("cell", array, "1") == 2
+    assert confed("resume", array, "--cell", "1") == 2
     assert "cell 1 of" in (said := capfd.readouterr().err)
     assert "has another recipe than when cells.json was written" in said
     (array / "cells.json").unlink()
-    assert "has no cells.json; write it with" in refusal(capfd, "cell", array, "1")
+    assert "has no cells.json; write it with" in refusal(capfd, "resume", array, "--cell", "1")
 
 
 def test_a_study_that_grows_keeps_the_numbers_of_its_cells(array: Path, capfd: Capture) -> None:
     recipe = str(array.parent / "tiny.toml")
-    assert confed("compare", "--recipe", recipe, "--methods", "fedprox,fedavg", "--seeds", "2", "--out", str(array),
+    assert confed("compare", recipe, "--methods", "fedprox,fedavg", "--seeds", "2", "--out", str(array),
                  "--on", "slurm", "--json") == 0  # fmt: skip
     found = json.loads(capfd.readouterr().out)
     assert (found["cells"], found["missing"], found["job"]) == (5, [1, 2, 3, 4, 5], None)
@@ -293,7 +296,7 @@ def test_a_study_that_grows_keeps_the_numbers_of_its_cells(array: Path, capfd: C
 
 def test_faulty_options_of_a_cluster_are_named(tmp_path: Path, monkeypatch: Patch, capfd: Capture) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["compare", "--recipe", str(_recipe(tmp_path))]
+    asked = ["compare", str(_recipe(tmp_path))]
     for options, expected in (
         (["--on", "cloud"], "--on must be slurm, script or ray, got 'cloud'"),
         (["--submit"], "need --on slurm"),
@@ -306,7 +309,7 @@ def test_faulty_options_of_a_cluster_are_named(tmp_path: Path, monkeypatch: Patc
     assert "--submit needs sbatch, which is not on this machine's PATH" in refusal(
         capfd, *asked, "--on", "slurm", "--submit"
     )
-    assert "--on need --recipe" in refusal(capfd, "compare", "runs/tiny-compare", "--on", "slurm")
+    assert "--on goes with a recipe" in refusal(capfd, "compare", "runs/tiny-compare", "--on", "slurm")
 
 
 def test_only_an_array_task_of_slurm_is_requeued(tmp_path: Path) -> None:

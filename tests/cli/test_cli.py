@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from command_line import Capture, Patch, confed, refusal
+from confed.cli.app import RENAMED, command_line
 
 TINY = [
     "fedvqa_scenes", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
@@ -147,13 +148,8 @@ def test_help_version_and_failures(tmp_path: Path, capfd: Capture, monkeypatch: 
     assert confed("--version") == 0
     assert capfd.readouterr().out.startswith("confed 0.")
     assert confed() == 0
-    commands = capfd.readouterr().out
-    for command in ("run", "resume", "list", "report", "compare", "predict", "export", "data", "doctor"):
-        assert command in commands
-        assert confed(*(["data", "describe"] if command == "data" else [command]), "--help") == 0
-        assert "Usage" in capfd.readouterr().out
     assert confed("run", "--help") == 0
-    assert "A recipe file, or the name" in capfd.readouterr().out
+    assert "A file, or a packaged recipe's name" in " ".join(capfd.readouterr().out.split())
     (tmp_path / "file").write_text("")
     assert confed("run", *SINGLE, "run.rounds=1", "--out", tmp_path / "file/run") == 1
     assert capfd.readouterr().err.splitlines()[-1].startswith("failed: ")
@@ -239,12 +235,40 @@ def test_a_study_is_asked_through_its_main_method(study: Path, tmp_path: Path, c
     assert len(output.out.splitlines()) == 3
 
 
+def test_there_are_few_commands_and_their_help_fits_on_a_screen(capfd: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pending: list[list[str]] = [[]]
+    leaves: list[list[str]] = []
+    top = list(command_line().commands)
+    assert len(top) <= 24
+    while pending:
+        words = pending.pop()
+        assert confed(*words, "--help") == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert lines[0].startswith(f"Usage: {' '.join(['confed', *words])} ")
+        assert len(lines) <= 40, words
+        assert max(map(len, lines)) <= 80, words
+        if "Commands:" in lines:
+            below = [line.split()[0] for line in lines[lines.index("Commands:") + 1 :] if line[:3].strip()]
+            pending += [[*words, name] for name in top] if not words else [[*words, name] for name in below]
+        else:
+            leaves.append(words)
+    assert len(leaves) > 30
+
+
+@pytest.mark.parametrize("earlier", RENAMED)
+def test_an_earlier_command_names_the_present_one(earlier: str, capfd: Capture) -> None:
+    said = refusal(capfd, *earlier.split(), "x")
+    assert said == f"error: confed {earlier} is now: {RENAMED[earlier]}"
+    assert RENAMED[earlier].split()[1] in command_line().commands
+
+
 def test_help_texts_keep_what_stands_in_brackets(capfd: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     for verb, text in (
         ("doctor", "key=value for [data], such as"),
         ("client", "key=value for [data], such as"),
-        ("attack", "[default: global ones]; audits: sender [the first]."),
+        ("attack", "whose personal models [global ones]; audits: sender [the first]."),
     ):
         assert confed(verb, "--help") == 0
         assert text in " ".join(capfd.readouterr().out.replace("│", " ").split())

@@ -31,7 +31,7 @@ from confed.testing import CHECKS, ContractViolation, checks
 from confed.testing.protections import CLIP, FAR, FARTHER, LIAR, PROTECTED, _Trial, lacks_protection
 from confed.testing.toy import toy_setup
 
-CLIENT, SERVER, ROBUST, SUM = PROTECTED
+CLIENT, SERVER, RECORDS, ROBUST, SUM = PROTECTED
 EVERY = ("robust", "secure_sum", "update_privacy")
 OPTIONS: dict[str, dict[str, Any]] = {check: {name: options} for check, (name, options) in PROTECTED.items()}
 
@@ -411,5 +411,7 @@ def test_a_declaration_is_of_what_it_names() -> None:
 
 
 def test_unknown_protections_are_refused() -> None:
-    with pytest.raises(ValueError, match="keeps_protections knows update_privacy, robust, secure_sum, got 'median'"):
+    with pytest.raises(
+        ValueError, match="keeps_protections knows update_privacy, robust, secure_sum, record_privacy, got 'median'"
+    ):
         keeps_protections("median")  # pyright: ignore[reportArgumentType]

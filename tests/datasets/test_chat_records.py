@@ -155,7 +155,7 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "split": ([{**plain(1)[0], "split": "dev"}], {}, "row 1: expected the split train, validation or test, got 'dev'"),
     "twice": ([{**plain(1)[0], "id": "x"}] * 2, {}, "row 2: the id 'x' is that of"),
     "skew": (plain(), {"partition": "dirichlet", "skew": "type"}, "data.skew must be one of answer, client"),
-    "share": (plain(), {"test_share": 1.0}, "test_share must be a share of the training examples in [0, 1), got 1.0"),
+    "share": (plain(), {"test_share": 1.0}, "data.test_share must lie in [0, 1), got 1.0"),
 }
 
 

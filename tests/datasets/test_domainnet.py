@@ -106,8 +106,8 @@ def test_malformed_lists_of_pictures_are_refused(root, line, message):
         ({"domains": ("photo",)}, "domains must be distinct names out of clipart"),
         ({"domains": ("real",), "unseen": ("real",)}, "unseen must leave at least one domain"),
         ({"image_size": 0}, "image_size must be at least 1"),
-        ({"max_train": 0}, "max_train must be None or at least 1"),
-        ({"validation": 1.0}, "validation must be a share"),
+        ({"max_train": 0}, "max_train must be at least 1"),
+        ({"validation": 1.0}, r"validation must lie in \[0, 1\)"),
     ],
 )
 def test_options_out_of_range_are_refused(root, options, message):

@@ -328,10 +328,10 @@ def test_missing_pictures_are_named_with_file_and_row(tmp_path: Path):
         ({"clients": ("art", "gqa2")}, "clients must be distinct names out of art, abstract.*gqa2"),
         ({"clients": ("art", "art")}, "clients must be distinct"),
         ({"clients": ("art",), "answers": 0}, "answers must be at least 1, got 0"),
-        ({"clients": ("art",), "max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"clients": ("art",), "max_train": 0}, "max_train must be at least 1, got 0"),
         ({"clients": ("art",), "validation": 0.0}, r"validation must be a share of the pictures in \(0, 1\), got 0.0"),
         ({"clients": ("art",), "seed": -1}, "seed must not be negative, got -1"),
-        ({"clients": ("art",), "image_size": 0}, "image_size must be at least 1 pixel, got 0"),
+        ({"clients": ("art",), "image_size": 0}, "image_size must be at least 1, got 0"),
     ],
 )
 def test_options_out_of_range_are_refused(domain: Path, options: dict[str, Any], message: str):

@@ -340,7 +340,7 @@ def test_missing_pictures_and_predictions(gqa: Path, tmp_path: Path):
         made(gqa, tmp_path / "out", max_missing=0.03)
     with pytest.raises(ValueError, match="folder of pictures"):
         prepare(gqa, gqa / "nowhere", tmp_path / "out", predictions=gqa / "predictions.csv")
-    asked = "--predictions FILE.*--weights FILE; `confed convert places365`.*got"
+    asked = "--predictions FILE.*--weights FILE; `confed weights convert places365`.*got"
     with pytest.raises(ValueError, match=rf"{asked} neither"):
         prepare(gqa, gqa / "images", tmp_path / "out")
     with pytest.raises(ValueError, match=rf"{asked} both"):
@@ -368,7 +368,7 @@ def test_the_folder_has_a_default_and_missing_files_are_named(
     assert confed(*arguments) == 2
     shown = capfd.readouterr().err
     assert "--predictions FILE" in shown
-    assert "confed convert places365" in shown
+    assert "confed weights convert places365" in shown
     assert confed(*arguments, "--predictions", gqa / "predictions.csv") == 0
     assert (tmp_path / "gqa_scenes" / "manifest.json").is_file()
     (gqa / "val_balanced_questions.json").rename(gqa / "testdev_balanced_questions.json")
@@ -575,7 +575,7 @@ def test_weights_that_are_none(tmp_path: Path):
     with pytest.raises(ValueError, match="do not exist"):
         load_scene_classifier(tmp_path / "none")
     (tmp_path / "w.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"expected a safetensors file.*confed convert places365"):
+    with pytest.raises(ValueError, match=r"expected a safetensors file.*confed weights convert places365"):
         load_scene_classifier(tmp_path / "w.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match="name an architecture"):

@@ -155,7 +155,7 @@ def test_displays_show_the_first_look_at_pictures(tmp_path: Path, kind: str, ter
 def test_flair_says_which_level_and_which_share(folder: Path) -> None:
     with pytest.raises(ValueError, match="level must be one of coarse, fine, got 'finest'"):
         flair(folder, level="finest")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_train must be None or at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_train must be at least 1, got 0"):
         flair(folder, max_train=0)
     with pytest.raises(ValueError, match="seed must not be negative, got -1"):
         flair(folder, seed=-1)

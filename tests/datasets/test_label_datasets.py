@@ -133,7 +133,7 @@ def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> No
     refused: list[tuple[dict[str, Any], str]] = [
         ({"unseen": ("moon",)}, "unseen must be distinct names out of nature, water"),
         ({"partition": "quantity"}, "partition must be one of scene, land_use, users, iid, dirichlet, label_skew"),
-        ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
     ]
@@ -182,7 +182,7 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     assert _rows(one, "validation") != _rows(two, "validation")
     with pytest.raises(ValueError, match="expected the objects of split 'val2017' at"):
         coco(tmp_path, clients=2, test="val2017", image_size=4)
-    with pytest.raises(ValueError, match=r"validation must be a share of the training examples in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.0"):
         coco(tmp_path, clients=2, validation=1.0, image_size=4)
 
 
@@ -344,7 +344,7 @@ def test_flair_from_hdf5(tmp_path: Path) -> None:
 
 def test_faulty_flair_folders_are_refused(tmp_path: Path) -> None:
     folder = _flair(tmp_path)
-    with pytest.raises(ValueError, match=r"validation must be a share of the training examples in \[0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.5"):
         flair(folder, validation=1.5)
     text = (folder / "labels_and_metadata.json").read_text()
     (folder / "labels_and_metadata.json").write_text(text.replace('"animal"', '"beast"'))

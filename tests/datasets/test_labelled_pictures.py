@@ -234,9 +234,9 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     [
         ({"partition": "quantity"}, "partition must be one of user, iid, dirichlet, label_skew, got 'quantity'"),
         ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
-        ({"validation": 1.0}, r"validation must be a share of the training examples in \[0, 1\), got 1.0"),
-        ({"test_share": -0.1}, r"test_share must be a share of the training examples in \[0, 1\), got -0.1"),
-        ({"max_train": 0}, "max_train must be None or at least 1, got 0"),
+        ({"validation": 1.0}, r"validation must lie in \[0, 1\), got 1.0"),
+        ({"test_share": -0.1}, r"test_share must lie in \[0, 1\), got -0.1"),
+        ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"unreadable": 2.0}, r"unreadable must be a share of the pictures in \[0, 1\], got 2.0"),
     ],
 )

@@ -455,13 +455,13 @@ def test_a_corpus_that_is_not_whole_is_refused(corpus: Path):
     faults: list[tuple[dict[str, Any], str]] = [
         ({"words": 0}, "words"),
         ({"near_duplicates": 2.0}, "near_duplicates"),
-        ({"test_share": 1.0}, "shares"),
+        ({"test_share": 1.0}, r"test_share must lie in \[0, 1\)"),
         ({"clients": 60}, "too few"),
     ]
     for options, message in faults:
         with pytest.raises(ValueError, match=message):
             caption_corpus(corpus, **options)
-    with pytest.raises(ValueError, match="unreadable must be a share"):
+    with pytest.raises(ValueError, match="unreadable must lie in"):
         caption_corpus(corpus, unreadable=2.0)
 
 

@@ -90,7 +90,7 @@ def test_what_is_read_is_shared_out_by_the_options(tmp_path: Path) -> None:
         ({"partition": "colour"}, ValueError, "partition must be one of place, iid, got 'colour'"),
         ({"wanted": "odd"}, ValueError, "wanted must be one of all, even, got 'odd'"),
         ({"unseen": ("p9",)}, ValueError, "unseen must be distinct names out of p0, p1, p2"),
-        ({"max_train": 0}, ValueError, "max_train must be None or at least 1, got 0"),
+        ({"max_train": 0}, ValueError, "data.max_train must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "seed must not be negative, got -1"),
         ({"clients": 3}, TypeError, r"squares\(\) got an unexpected keyword argument 'clients'"),
     ],

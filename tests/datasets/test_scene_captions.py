@@ -76,8 +76,8 @@ def test_clients_have_what_was_asked_for_and_seeds_change_the_training_data_alon
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"train": 2}, "train must be at least 3"), ({"conflict": 2.0}, "conflict"), ({"unseen": ("moon",)}, "no place"),
-     ({"texts": 0}, "reader false"), ({"shots": -1}, "shots"), ({"unseen": "home"}, "sequence of places")],
+    [({"train": 2}, "at least 3"), ({"conflict": 2.0}, "conflict"), ({"unseen": ("moon",)}, "distinct names"),
+     ({"texts": 0}, "reader false"), ({"shots": -1}, "shots"), ({"unseen": "home"}, "distinct names out of transport")],
 )  # fmt: skip
 def test_the_built_in_captions_refuse_what_is_out_of_range(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):

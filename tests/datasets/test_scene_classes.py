@@ -63,7 +63,7 @@ def test_named_colours_show_in_the_picture(style: str) -> None:
         ({"classes": 3}, "between 4 and 44, got 3"),
         ({"classes": ("red dog", "red dog", "x", "y")}, "at least four distinct ones"),
         ({"styles": ("sketch",)}, "styles must be distinct names out of plain"),
-        ({"shots": 0}, "shots and test_per_class must be at least 1"),
+        ({"shots": 0}, "data.shots must be at least 1"),
     ],
 )
 def test_bad_options_say_what_was_expected(options: dict[str, Any], message: str) -> None:

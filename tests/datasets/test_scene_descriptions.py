@@ -54,8 +54,8 @@ def test_a_client_mostly_puts_captions_in_its_own_way() -> None:
     [
         ({"train": 0}, "train must be at least 1, got 0"),
         ({"question": " "}, "question must have at least a word, got ' '"),
-        ({"unseen": ("moon",)}, "unseen names no place 'moon'"),
-        ({"conflict": 2.0}, "conflict must lie between 0 and 1, got 2.0"),
+        ({"unseen": ("moon",)}, "unseen must be distinct names out of transport"),
+        ({"conflict": 2.0}, r"conflict must lie in \[0, 1\], got 2.0"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], says: str) -> None:

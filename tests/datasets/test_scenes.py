@@ -174,17 +174,17 @@ def test_quantity_preset_is_uneven_with_a_floor():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"unseen": ("moon",)}, "unseen scene must be one of transport.*got 'moon'"),
-        ({"unseen": "home"}, "sequence of scenes"),
+        ({"unseen": ("moon",)}, "unseen must be distinct names out of transport.*'moon'"),
+        ({"unseen": "home"}, "distinct names out of transport"),
         ({"unseen": SCENES}, "at least one of the 6 scenes"),
         ({"train": 0}, "train must be at least 1, got 0"),
         ({"clients": 0}, "clients must be at least 1, got 0"),
         ({"setting": "D"}, "setting must be one of A, B, C, got 'D'"),
         ({"preset": "weather"}, "preset must be one of scene, .*got 'weather'"),
-        ({"conflict": 1.5}, "conflict must lie between 0 and 1, got 1.5"),
+        ({"conflict": 1.5}, r"conflict must lie in \[0, 1\], got 1.5"),
         ({"alpha": 0.0}, "alpha must be positive"),
-        ({"questions_per_picture": 10}, "questions_per_picture must lie between 1 and 9, got 10"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"questions_per_picture": 10}, r"questions_per_picture must lie in \[1, 9\], got 10"),
+        ({"seed": -1}, "seed must not be negative, got -1"),
     ],
 )
 def test_bad_arguments_are_named(changes, message):

@@ -205,10 +205,10 @@ def test_skewed_answers_raise_the_ceiling_and_clear_signals_reach_one() -> None:
     [
         ({"test": 0}, "test must be at least 1"),
         ({"seed": -1}, "negative"),
-        ({"facts": 6}, "facts must be 3 to 5, got 6"),
-        ({"clear": 0.6}, "clear must lie between 0 and 0.5"),
-        ({"blurred": -0.1}, "blurred must lie between 0 and 0.5"),
-        ({"distortion": 1.5}, "distortion must lie between 0 and 1, got 1.5"),
+        ({"facts": 6}, r"facts must lie in \[3, 5\], got 6"),
+        ({"clear": 0.6}, r"clear must lie in \[0, 0.5\]"),
+        ({"blurred": -0.1}, r"blurred must lie in \[0, 0.5\]"),
+        ({"distortion": 1.5}, r"distortion must lie in \[0, 1\], got 1.5"),
     ],
 )
 def test_senses_out_of_range(options: dict[str, float], message: str) -> None:

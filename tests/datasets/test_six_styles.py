@@ -105,7 +105,7 @@ def test_plain_things_for_pretraining():
         ({"unseen": "real"}, "unseen must be distinct names"),
         ({"styles": ("real",), "unseen": ("real",)}, "unseen must leave at least one style"),
         ({"train": 0}, "train must be at least 1, got 0"),
-        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": -1}, "seed must not be negative"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -20,7 +20,7 @@ from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
 from confed.inference.ask import ask
-from confed.models.vision_features import load_vision_encoder
+from confed.models.grid_features import load_vision_encoder
 from confed.prepare.region_features import Options, prepare
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run

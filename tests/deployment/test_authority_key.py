@@ -41,7 +41,7 @@ def test_the_authority_outlives_the_certificate_of_the_server(root: Path) -> Non
     server.verify_directly_issued_by(authority)
 
 
-def test_the_key_is_found_where_this_or_an_earlier_version_made_it(root: Path) -> None:
+def test_the_authoritys_key_is_found_where_any_version_made_it(root: Path) -> None:
     server = root / "server"
     assert key_of_authority(server) == root / "authority" / "ca.key"
     sign_again(server, key_of_authority(server))

@@ -48,7 +48,7 @@ def led(recipe: Recipe, root: Path, checked: bool) -> dict[str, Any]:
     return run_server(recipe, root / "state", FlowerTransport(grid), timeouts=timeouts, signatures=signatures)
 
 
-def test_a_bad_signature_is_its_sites_error_and_the_round_goes_on_with_the_others(tmp_path: Path) -> None:
+def test_a_bad_signature_is_its_sites_error_alone(tmp_path: Path) -> None:
     of_four = ("data.name=toy_federation:squares_of_four", "run.evaluate_every=0", "run.controls=none")
     summed = recipe_of("fedavg", *of_four, "algorithm.secure_sum.colluders=1")
     with pytest.warns(UserWarning, match="'late' is left out of secure aggregation: the keys of 'late' are not"):

@@ -89,7 +89,7 @@ def same(state: Path, simulated: Path) -> dict[str, Any]:
 # The same numbers -------------------------------------------------------------------------------------------------
 
 
-def test_sites_with_private_vocabularies_and_a_server_without_data_give_the_simulators_run(tmp_path: Path) -> None:
+def test_sites_with_own_words_and_a_card_give_the_simulators_run(tmp_path: Path) -> None:
     recipe, card = recipe_of(*SQUARES), united(tmp_path / "cards", SQUARES)
     state = led(recipe, card, tmp_path / "fed", SITES, lambda name: {"data-only": name, "data-card": str(card)})
     run(recipe_of(*SQUARES, f"data.card={card}"), tmp_path / "simulated")
@@ -149,7 +149,7 @@ def test_clients_with_other_modalities_run_from_a_card(tmp_path: Path) -> None:
     same(state, tmp_path / "simulated")
 
 
-def test_fedmd_takes_scores_of_as_many_public_examples_as_the_card_says(tmp_path: Path) -> None:
+def test_fedmd_scores_as_many_public_examples_as_the_card_says(tmp_path: Path) -> None:
     settings = (*SQUARES, "algorithm.name=fedmd", "algorithm.public=everything", "algorithm.items=3")
     recipe = recipe_of(*settings)
     card = card_at(tmp_path / "cards", recipe)

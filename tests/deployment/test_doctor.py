@@ -94,7 +94,7 @@ def test_a_site_that_can_join_is_told_so(folder: Path, port: int) -> None:
     assert "for another 365 days" in one(findings, "certificate").text
 
 
-def test_who_is_not_on_the_list_or_trusts_another_is_told_what_to_do(folder: Path, port: int, tmp_path: Path) -> None:
+def test_who_is_not_listed_or_trusts_another_is_told_what_to_do(folder: Path, port: int, tmp_path: Path) -> None:
     own, server = folder / "sites" / "warm", f"localhost:{port}"
     make_key(tmp_path / "key")
     stranger = check_server(server, tmp_path / "key", own / "ca.crt")

@@ -17,6 +17,7 @@ from confed.deployment.manifest import (
     Manifest,
     accept,
     check_serial,
+    check_signed,
     check_site,
     digest_of,
     sign,
@@ -76,7 +77,7 @@ def test_a_site_has_everybody_s_keys_and_the_digests(site: Path) -> None:
     check_site(manifest, "cold", manifest.sites["cold"], recipe=site / "recipe.toml", card=site / "card.json")
 
 
-def test_without_a_wheel_the_page_says_how_to_get_one_and_names_no_index(tmp_path: Path) -> None:
+def test_without_a_wheel_the_page_says_how_to_get_one(tmp_path: Path) -> None:
     provision(tmp_path / "fed", Federation(("a",), "h.org", 8443, ""))
     for page in (tmp_path / "fed").rglob("README.md"):
         text = " ".join(page.read_text().split())
@@ -160,7 +161,6 @@ def test_doctor_looks_at_the_signature(site: Path) -> None:
 
 
 def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
-    from confed.cli.federation import check_signed
     from confed.deployment.flare.provision import provision_flare
 
     provision_flare(root := tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "x = 1\n"))
@@ -227,37 +227,13 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
     accept(home / "private", authority, manifest)
     for name in SIGNED:  # somebody on the way hands out what the coordinator signed before
         shutil.copy(old / name, home / name)
-    command = [
-        "client",
-        str(home / "recipe.toml"),
-        "--site",
-        "cold",
-        "--server",
-        "localhost:1",
-        "--key",
-    ]
+    command = ["client", str(home / "recipe.toml"), "--site", "cold", "--server", "localhost:1", "--key"]
     assert (
-        exit_code(
-            [
-                *command,
-                str(home / "key"),
-                "--ca",
-                str(home / "ca.crt"),
-                "--private",
-                str(home / "private"),
-            ]
-        )
-        == 2
+        exit_code([*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")]) == 2
     )
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
-    given = (
-        home / "ca.crt",
-        home / "key",
-        "cold",
-        str(home / "recipe.toml"),
-        None,
-    )
+    given = (home / "ca.crt", home / "key", "cold", str(home / "recipe.toml"), None)
     assert check_signature(*given)[0].mark == "good"
     assert check_signature(*given, private=home / "private")[0].mark == "bad"
 
@@ -282,7 +258,7 @@ def test_a_coordinator_chooses_numbers_upwards_only(home: Path) -> None:
         sign_again(server, server.parent / "authority" / "ca.key", serial=8)
 
 
-def test_manifests_from_before_there_were_numbers_count_as_the_oldest(home: Path) -> None:
+def test_manifests_without_numbers_count_as_the_oldest(home: Path) -> None:
     server = home.parents[1] / "server"
     authority = (home / "ca.crt").read_bytes()
     content = json.loads((server / MANIFEST).read_text())

@@ -231,14 +231,14 @@ def test_every_site_has_the_simulator_s_models(
     assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
 
 
-def test_a_site_that_answers_no_evaluations_keeps_its_models_all_the_same(tmp_path: Path) -> None:
+def test_a_site_without_evaluations_keeps_its_models(tmp_path: Path) -> None:
     federated(tmp_path, "fedper", policy="off")
     for name in NAMES:
         file = PERSONAL / name / "trained.safetensors"
         same(tmp_path / name / "run" / file, tmp_path / "simulated" / file)
 
 
-def test_a_folder_without_final_models_says_so_and_earlier_ones_are_set_aside(
+def test_earlier_models_are_set_aside_and_missing_ones_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], picture: Path
 ) -> None:
     private = tmp_path / "private"

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 
 from command import exit_code
@@ -21,15 +20,13 @@ from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import MEMBERS, run_server
 from confed.engines.flower.loopback import LoopbackGrid
 from confed.engines.flower.transport import FlowerTransport
-from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.sites import Timeouts
-from confed.federation.messages import Message
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.report import write_report
 from confed.runs.run import run
 from confed.system import folder_lock
 from confed.system.events import Event, RunProgress
-from hostile_reply import COLD, Tamper, Tampering
+from hostile_reply import COLD, Tamper, harmful, lead, lines_of, with_scalars
 from led_recipe import SITES_OF, grid_of, recipe_of
 from repository import SUPPORT
 from toy_federation import write_squares
@@ -64,9 +61,7 @@ def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [("cold",), SITES_OF], ids=["one", "all"])
-def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
-    tmp_path: Path, silent: tuple[str, ...]
-) -> None:
+def test_results_of_silent_sites_are_missing_with_the_reason(tmp_path: Path, silent: tuple[str, ...]) -> None:
     recipe, file, state = recipe_of("fedavg", "run.rounds=1"), tmp_path / "recipe.toml", tmp_path / "state"
     file.write_text(recipe.to_toml())
     grid = grid_of(file, tmp_path, **dict.fromkeys(silent, "off"))
@@ -82,12 +77,9 @@ def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
     assert "<html" in write_report(state).read_text()
 
 
-def test_asynchronous_rounds_are_led_until_the_last_model_is_evaluated_everywhere(tmp_path: Path) -> None:
-    recipe, file = recipe_of("fedavg", "run.rounds=4", "run.buffer=2"), tmp_path / "recipe.toml"
-    file.write_text(recipe.to_toml())
-    summary = run_server(recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)))
-    lines = [json.loads(line) for line in (tmp_path / "state/metrics.jsonl").read_text().splitlines()]
-    rounds = [line for line in lines if line["event"] == "round"]
+def test_asynchronous_rounds_end_with_an_evaluation_everywhere(tmp_path: Path) -> None:
+    summary = lead(recipe_of("fedavg", "run.rounds=4", "run.async.buffer=2"), tmp_path, minimum=1)
+    rounds = lines_of(tmp_path, "round")
     assert [len(line["staleness"]) for line in rounds] == [2, 2, 2, 2]
     assert all(line["clock"] > 0 for line in rounds)
     assert set(summary["global_seen"]) == set(SITES_OF)
@@ -100,11 +92,11 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         run_server(recipe_of("central"), tmp_path / "a", post)
     with pytest.raises(ValueError, match="no client 'nobody'"):
         run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
-        run_server(recipe_of("scaffold", "run.buffer=2"), tmp_path / "c", post)
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
+        run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
 
-def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:
+def test_noise_at_the_server_is_no_function_of_the_seed(tmp_path: Path) -> None:
     noisy = (
         "algorithm.update_privacy.clip=1.0", "algorithm.update_privacy.noise=0.5", "algorithm.update_privacy.at=server",
         "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_seconds=1000.0",
@@ -187,7 +179,6 @@ class Led:
     def __init__(self, root: Path, *more: str) -> None:
         self.root, self.told = root, list[str]()
         self.recipe: Recipe = recipe_of("fedavg", "run.evaluate_every=0", *more)
-        (root / "recipe.toml").write_text(self.recipe.to_toml())
 
     def __call__(self, tampers: dict[str, list[Tamper]], stop: int = 0) -> dict[str, Any]:
         """Rounds up to the one whose progress is told, or all."""
@@ -197,22 +188,7 @@ class Led:
             if isinstance(event, RunProgress) and stop and event.round == stop:
                 raise KeyboardInterrupt
 
-        post = Tampering(FlowerTransport(grid_of(self.root / "recipe.toml", self.root)), COLD, tampers)
-        return run_server(
-            self.recipe, self.root / "state", post, timeouts=Timeouts(minimum=3, interval=0.01), progress=note
-        )
-
-
-def harmful(head: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Every value a million."""
-    message = open_body(body, Limits(), {}, frozenset())
-    wild = {n: torch.full_like(t, 1e6) if t.is_floating_point() else t for n, t in message.tensors.items()}
-    return head, seal(Message(wild, message.scalars))
-
-
-def loud(head: bytes, body: bytes) -> tuple[bytes, bytes]:
-    message = open_body(body, Limits(), {}, frozenset())
-    return head, seal(Message(message.tensors, {**message.scalars, "loss": 1e5}))
+        return lead(self.recipe, self.root, tampers, progress=note)
 
 
 def test_a_jump_of_the_loss_right_after_a_restart_is_told(tmp_path: Path) -> None:
@@ -220,7 +196,7 @@ def test_a_jump_of_the_loss_right_after_a_restart_is_told(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         led({}, stop=4)
     assert not any("the mean loss" in text for text in led.told)
-    summary = led({"fit": [loud]})
+    summary = led({"fit": [with_scalars(loss=1e5)]})
     assert summary["personal"] is not None
     (said,) = [text for text in led.told if "the mean loss rose from" in text]
     assert "the checkpoint of round 2 is kept" in said
@@ -235,7 +211,7 @@ def test_what_was_bounded_before_a_restart_is_in_the_summary(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_examples_that_a_site_leaves_out_are_in_the_servers_summary(tmp_path: Path) -> None:
+def test_examples_that_a_site_leaves_out_are_in_the_summary(tmp_path: Path) -> None:
     for place in ("here", "cold"):
         write_squares(tmp_path / place)
     for name in ("cold-train-0", "cold-train-3", "cold-test-1", "warm-train-1"):  # the last is another client's
@@ -268,18 +244,10 @@ def test_examples_that_a_site_leaves_out_are_in_the_servers_summary(tmp_path: Pa
 @pytest.mark.parametrize("count", [-1, True, "3", 1.5, 2**48])
 def test_a_number_of_left_out_examples_that_is_none_is_refused(tmp_path: Path, count: object) -> None:
     told: list[str] = []
-    recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0")
-    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
-
-    def wrong(head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        return head, seal(Message({}, {**message.scalars, "left out/train": count}))  # type: ignore[dict-item]
-
-    post = Tampering(FlowerTransport(grid_of(tmp_path / "recipe.toml", tmp_path)), COLD, {"hello": [wrong]})
-    summary = run_server(
-        recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01), wait=0.3,
-        progress=lambda event: told.append(str(event)),
-    )  # fmt: skip
+    recipe, wrong = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), {"left out/train": count}
+    summary = lead(
+        recipe, tmp_path, {"hello": [with_scalars(**wrong)]}, 2, wait=0.3, progress=lambda e: told.append(str(e))
+    )
     assert set(summary["global_seen"]) == {"warm", "both"}
     assert any("the number of train examples that it leaves out must be a whole one" in text for text in told)
 
@@ -316,18 +284,11 @@ def held(folder: Path) -> Iterator[str]:
 
 
 def test_a_supernode_on_a_folder_in_use_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from confed.deployment.server import run_server
-    from confed.engines.flower.transport import BUSY, FlowerTransport
-    from confed.engines.remote.sites import Timeouts
+    from confed.engines.flower.transport import BUSY
 
-    recipe, file = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), tmp_path / "recipe.toml"
-    file.write_text(recipe.to_toml())
-    told: list[str] = []
+    recipe, told = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), list[str]()
     with held(tmp_path / "warm") as said, caplog.at_level(logging.ERROR, "confed"):
-        summary = run_server(
-            recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)), wait=0.5,
-            timeouts=Timeouts(minimum=2), progress=lambda event: told.append(str(event)),
-        )  # fmt: skip
+        summary = lead(recipe, tmp_path, minimum=2, wait=0.5, progress=lambda event: told.append(str(event)))
     assert set(summary["global_seen"]) == {"cold", "both"}
     assert caplog.messages[0].startswith(said)
     assert len(caplog.messages[0].splitlines()) == 1
@@ -336,19 +297,23 @@ def test_a_supernode_on_a_folder_in_use_is_left_out(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("folder", ["run", "private"])
-def test_a_second_client_on_a_flare_kit_or_its_private_folder_is_refused(
+def test_a_second_client_on_a_flare_kit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     from confed.deployment.flare import server
     from confed.deployment.flare.provision import provision_flare
     from confed.deployment.provision import Federation
+    from confed.deployment.transports import Joining
+    from confed.system.events import ignore
 
     monkeypatch.setattr(server, "ENDING", 0.0)
     monkeypatch.setattr(server, "supervised", lambda *_: pytest.fail("FLARE was started"))
     provision_flare(tmp_path / "fed", Federation(("a",), "localhost", 8443, "x = 1\n"))
     kit = tmp_path / "fed" / "sites" / "a"
     with held(kit / folder) as said, pytest.raises(ValueError, match="another process") as refused:
-        server.join(recipe_of("fedavg"), kit, kit / "private", threading.Event())
+        server.TRANSPORT.join(
+            recipe_of("fedavg"), Joining("a", kit / "private", kit=kit), None, threading.Event(), ignore
+        )
     assert str(refused.value).startswith(said)
 
 

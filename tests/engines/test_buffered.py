@@ -42,7 +42,7 @@ class People:
         raise AssertionError(client_id)
 
 
-def test_equal_delays_alternate_between_the_halves_of_a_population() -> None:
+def test_equal_delays_alternate_between_two_halves() -> None:
     # Two of four clients train at a time, each for one unit, and a step is made of two updates.
     arrivals = Arrivals(Buffered(2, delays="equal"), People(1, 1, 1, 1), 2, seed=0)
     first, second = arrivals[0], arrivals[1]
@@ -66,7 +66,7 @@ def test_a_client_trains_once_at_a_time_and_is_in_a_buffer_once() -> None:
             free_from[a.client] = round + 1
 
 
-def test_versions_of_clients_in_training_are_those_that_are_needed_later() -> None:
+def test_versions_in_training_are_needed_later() -> None:
     arrivals = Arrivals(Buffered(2, delays="exponential"), People(*[1] * 12), 6, seed=1)
     rounds = 80
     for finished in range(1, rounds - 40):
@@ -161,7 +161,7 @@ def test_stale_clients_are_sent_the_model_that_they_began_with() -> None:
         assert all(torch.equal(tensor, began[name]) for name, tensor in tensors.items())
 
 
-def test_worker_processes_give_the_same_bits_in_asynchronous_rounds() -> None:
+def test_worker_processes_give_the_bits_of_asynchronous_rounds() -> None:
     one, two = (_run(FedAvg(), Buffered(2), 4, concurrency=3, workers=workers) for workers in (1, 2))
     assert [r.losses for r in one] == [r.losses for r in two]
     last = one[-1].servers["main"].params
@@ -181,18 +181,18 @@ def test_worker_processes_give_the_same_bits_in_asynchronous_rounds() -> None:
     ],
 )
 def test_methods_without_asynchronous_rounds_say_why(algorithm: Algorithm, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"run\.buffer must be 0 for .*, got 2: .*{why}"):
+    with pytest.raises(ValueError, match=rf"run\.async\.buffer must be 0 for .*, got 2: .*{why}"):
         Simulation(toy_setup(algorithm), MemoryStore(), buffered=Buffered(2))
 
 
 def test_a_buffer_larger_than_the_population_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"run\.buffer must be at most the number of clients, 3, .* got 4"):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be at most the number of clients, 3, .* got 4"):
         Simulation(toy_setup(FedAvg()), MemoryStore(), buffered=Buffered(4))
 
 
 def test_late_clients_are_refused_in_asynchronous_rounds() -> None:
     late = Participation(joins={"client-1": 2})
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 together with run\.joins"):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 together with run\.joins"):
         Simulation(toy_setup(FedAvg()), MemoryStore(), participation=late, buffered=Buffered(2))
 
 
@@ -205,7 +205,7 @@ def test_running_statistics_stay_between_old_and_new_values() -> None:
     assert found["w"].item() == pytest.approx(11.0)
 
 
-def test_a_state_without_the_earlier_models_is_refused_with_the_round() -> None:
+def test_a_state_without_earlier_models_is_refused() -> None:
     setup = replace(toy_setup(FedAvg(), clients=toy_clients(sizes=(8, 12, 8, 16, 8))), rounds=6)
     with Simulation(setup, MemoryStore(), InProcess(setup), 4, buffered=Buffered(1)) as simulation:
         servers = simulation.start(Workspace(setup.build()))

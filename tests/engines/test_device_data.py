@@ -70,7 +70,7 @@ def federation(**options: Any) -> Setup:
     )
 
 
-def test_a_shared_table_is_moved_once_and_batches_come_from_the_copy() -> None:
+def test_a_shared_table_is_moved_to_the_device_once() -> None:
     shared, mover = pictures(), Mover(mark=True)
     tables = DeviceTables(CPU, 10**9, mover)
     clients = [TableData(table(5, shared), table(2, shared), table(1, shared)) for _ in range(3)]
@@ -168,7 +168,7 @@ def test_only_other_devices_than_the_cpu_hold_examples() -> None:
     assert added_up([DeviceCounts(3, 1), DeviceCounts(4, 0)]) == DeviceCounts(7, 1)
 
 
-def test_the_recipe_says_how_much_and_the_summary_what_became_of_it(tmp_path: Path) -> None:
+def test_the_summary_says_what_became_of_device_data(tmp_path: Path) -> None:
     recipe = load_recipe(
         "fedvqa_scenes",
         ["study.methods=[]", "data.train=6", "data.validation=2", "data.test=2", "local.epochs=1", "run.rounds=1",

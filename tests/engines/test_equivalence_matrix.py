@@ -66,7 +66,7 @@ def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
     result = row_of(name).result(way, case.value)
     given = setup_of(case.algorithm, case.local)
     if result == "refused":
-        with pytest.raises(ValueError, match=r"run\.buffer must be 0 for .+, got 4: .+"):
+        with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for .+, got 4: .+"):
             run(given)
         return
     found = run(given)

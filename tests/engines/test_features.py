@@ -91,7 +91,7 @@ REPEATED = {("vault_mini", "adapters"), ("vault_mini", "ia3"), ("vit_mini", "hea
 @pytest.mark.parametrize(
     ("name", "kind"), [pytest.param(*case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in STAGES]
 )
-def test_numbers_are_those_without_for_every_backbone_and_finetuning(name: str, kind: str):
+def test_kept_features_change_no_number_of_any_backbone(name: str, kind: str):
     counts = same(replace(setup(name, trainable=kind, **BACKBONES[name]), rounds=2))
     assert counts.stage == STAGES[name, kind]
     # 19 examples are trained on four times; 10 are evaluated twice with two models.
@@ -158,7 +158,7 @@ def test_different_weights_or_shapes_have_different_folders(tmp_path: Path, monk
         assert len(list(tmp_path.iterdir())) == folders
 
 
-def test_final_examination_keeps_what_enough_models_read_and_nothing_of_control_conditions():
+def test_final_examination_keeps_what_enough_models_read():
     given = setup("vilt_mini", trainable="head")
     workspace = Workspace(given.model())
     executor = InProcess(given, workspace)
@@ -274,7 +274,7 @@ WRITERS = {
     [pytest.param("albef_mini", *w, marks=[pytest.mark.slow] * (i % 2)) for i, w in enumerate(WRITERS.items())]
     + [pytest.param("blip_mini", *w, marks=[pytest.mark.slow] * (1 - i % 2)) for i, w in enumerate(WRITERS.items())],
 )
-def test_picture_encoder_and_question_of_models_that_write_answers(name: str, kind: str, stage: str):
+def test_features_of_models_that_write_answers(name: str, kind: str, stage: str):
     counts = same(of(name, WRITTEN, SAID, trainable=kind, peft=NARROW, pretrained=False))
     assert counts.stage == stage
     assert counts.exact
@@ -295,7 +295,7 @@ def test_lora_in_the_texts_alone_keeps_the_whole_picture_encoder():
         *[pytest.param("tiny:idefics3", kind, marks=pytest.mark.slow) for kind in ("lora", "ia3", "top")],
     ],
 )
-def test_picture_encoder_of_chat_models_whose_language_part_learns(source: str, kind: str):
+def test_features_of_chat_models_whose_language_part_learns(source: str, kind: str):
     counts = same(of("hf", *prompts(source), source=source, trainable=kind, peft=NARROW))
     assert counts.stage == "picture encoder and connector"
     assert counts.exact
@@ -358,7 +358,7 @@ def test_pictures_of_dual_encoders(source: str, options: dict[str, Any]):
     assert counts.reused > 10
 
 
-def test_features_below_the_head_of_the_small_convolutional_model():
+def test_features_below_the_head_of_the_convolutional_model():
     counts = same(of("cnn_words", questions, VQA(4), trainable="head"))
     assert (counts.stage, counts.exact) == ("features", True)
     assert counts.reused > 10

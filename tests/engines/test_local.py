@@ -18,20 +18,13 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
-from confed.engines.local import (
-    InProcess,
-    RoundRecord,
-    Setup,
-    Simulation,
-    Workspace,
-    simulate,
-)
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.perform import count_parameters
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output
@@ -128,7 +121,7 @@ def test_cohorts_are_sampled_and_only_they_are_asked() -> None:
     assert all(store.load(name) for name in asked)
 
 
-def test_fine_tuning_changes_personal_models_and_not_the_global_one() -> None:
+def test_fine_tuning_changes_personal_models_only() -> None:
     plain, kept = _records(toy_setup(FedAvg()))
     tuned, kept_tuned = _records(toy_setup(FedAvgFT(finetune_epochs=2)))
     assert len(tuned) == len(plain) + 1
@@ -251,7 +244,7 @@ def test_scopes_that_differ_between_clients_keep_the_contract(method: Algorithm,
     assert set(records[-1].losses) == {"client-0", "client-1", "client-2"}
 
 
-def test_replies_that_a_flow_does_not_take_are_not_given_to_the_next() -> None:
+def test_replies_left_by_a_flow_are_not_given_to_the_next() -> None:
     setup = toy_setup(FedAvg())
     message = Message({n: t for n, t in setup.build().state_dict().items() if "stem" not in n})
     calls = [Call(setup.population.info(i), "fit", message) for i in range(3)]
@@ -313,8 +306,8 @@ def test_divergence_of_private_tensors_is_noticed() -> None:
 
 
 def test_fine_tuning_has_its_own_schedule() -> None:
-    local = Local(epochs=1, batch_size=4, lr=0.05, schedule="linear")
-    assert local.factor(1.4) == 0.0
+    local = Local(epochs=1, batch_size=4, lr=0.05, schedule=Schedule("linear"))
+    assert local.schedule.factor(1.4) == 0.0
     _, plain = _records(toy_setup(FedAvgFT(finetune_epochs=0), local=local))
     _, tuned = _records(toy_setup(FedAvgFT(finetune_epochs=3), local=local))
     task, data = toy_setup(FedAvg()).task, toy_clients()["client-1"]

@@ -42,7 +42,7 @@ def _run(
         return list(simulate(simulation, simulation.start(Workspace(setup.model())))), store
 
 
-def test_clients_take_part_from_the_round_they_join_until_the_one_before_they_leave() -> None:
+def test_clients_take_part_from_joining_to_leaving() -> None:
     participation = Participation({"client-1": 2, "client-2": 4}, {"client-0": 3, "client-1": 4})
     records, _ = _run(toy_setup(FedAvg(), rounds=5), participation)
     asked = [sorted(record.bytes_down) for record in records]
@@ -78,7 +78,7 @@ def test_servers_are_told_how_many_clients_there_are() -> None:
     assert COUNTS == [2, 2, 3, 2]
 
 
-def test_until_it_joins_a_client_changes_nothing_not_even_who_is_sampled() -> None:
+def test_until_it_joins_a_client_changes_nothing() -> None:
     four = toy_clients(sizes=(12, 20, 16, 9))
     three = {name: data for name, data in four.items() if name != "client-1"}
     late, _ = _run(toy_setup(FedAvg(), clients=four, rounds=8), Participation({"client-1": 6}), cohort=2)
@@ -164,7 +164,7 @@ def test_checkpoints_before_joins_are_kept_besides_the_newest(tmp_path: Path) ->
     assert Checkpoints(tmp_path / "third").store.clients() == []
 
 
-def test_a_changing_federation_resumes_exactly_and_writes_what_happened(tmp_path: Path) -> None:
+def test_a_changing_federation_resumes_exactly(tmp_path: Path) -> None:
     recipe = _tiny("run.joins.natural=3", "run.leaves.sports=3", "run.keep_checkpoints=joins", "run.checkpoint_every=9")
     summary = run(recipe, tmp_path / "whole")
     assert load_recipe(tmp_path / "whole/recipe.toml").run == recipe.run

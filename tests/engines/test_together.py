@@ -20,7 +20,7 @@ from confed.federation import stacked_passes
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Message
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
@@ -108,14 +108,14 @@ def test_the_proximal_term_takes_part():
         ({"algorithm": Scaffold()}, "does not say that its objective is one loss per batch"),
         ({"build": lambda: Small(dropout=0.1)}, "dropout"),
         ({"build": lambda: Small(norm=True), "data": {"a": tables()["c1"], "b": tables()["c3"]}}, "normalises"),
-        ({"local": replace(SGD, schedule="cosine")}, "schedule"),
+        ({"local": replace(SGD, schedule=Schedule("cosine"))}, "schedule"),
         ({"local": replace(SGD, accumulate=2)}, "accumulate"),
         ({"local": replace(SGD, optimizer="adamax")}, "adamax"),
         ({"algorithm": FedAvg(update_privacy=UpdatePrivacy(clip=1.0, noise=0.1))}, "protected"),
     ],
     ids=["method", "dropout", "batch norm", "schedule", "accumulate", "optimizer", "protection"],
 )
-def test_what_cannot_be_stacked_is_trained_one_by_one_and_says_why(options: dict[str, Any], reason: str):
+def test_what_cannot_be_stacked_is_trained_one_by_one(options: dict[str, Any], reason: str):
     alone = setup(**{"algorithm": FedAvg(), **options})
     expected, *_ = run(alone)
     got, _, _, why = run(replace(alone, batch_clients=5))
@@ -145,7 +145,7 @@ def test_frozen_layers_that_draw_random_numbers_are_not_shared(monkeypatch: pyte
 @pytest.mark.parametrize(
     "kind", ["head", "adapters", *[pytest.param(k, marks=pytest.mark.slow) for k in ("top", "lora")]]
 )
-def test_clients_at_once_read_kept_features_and_share_what_is_frozen(kind: Any, monkeypatch: pytest.MonkeyPatch):
+def test_clients_at_once_read_kept_features(kind: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(FrozenFeatures, "_weigh", lambda self: None)
 
     def build() -> nn.Module:
@@ -311,14 +311,7 @@ def small_vilt() -> nn.Module:
 
 def evaluated_setup(algorithm: Algorithm, build: Callable[[], nn.Module], **options: Any) -> Setup:
     options = {"local": LOCAL, **options}
-    return Setup(
-        algorithm,
-        members(build is small_vilt),
-        options.pop("task", VQA(4)),
-        build=build,
-        rounds=1,
-        **options,
-    )
+    return Setup(algorithm, members(build is small_vilt), options.pop("task", VQA(4)), build=build, rounds=1, **options)
 
 
 def evaluated(

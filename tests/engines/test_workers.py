@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from confed.engines import call_bytes, workers
-from confed.engines.call_bytes import CallQueue, Encoded, Homes, join, split
+from confed.engines import dispatch, workers
+from confed.engines.dispatch import Batch, Encoded, Homes, join, split
 from confed.engines.local import InProcess, Setup, Simulation, Workspace, simulate
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, peak_memory
@@ -109,7 +109,7 @@ def test_half_a_call_ends_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch
     setup = source("fedavg").setup()
     with closing(Workers(setup, 2)) as some:
         with monkeypatch.context() as patch:
-            patch.setattr(call_bytes.Encoded, "of", interrupted)
+            patch.setattr(dispatch.Encoded, "of", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 list(some(fits(setup), MemoryStore(), 0))
         replies = list(some(fits(setup), MemoryStore(), 0))
@@ -143,7 +143,7 @@ def test_a_recipe_with_another_start_method_is_refused() -> None:
         load_recipe("fedvqa_scenes", ["run.start_method=thread"])
 
 
-def test_figures_of_time_and_memory_are_there_without_the_module_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_memory_are_measured_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     from confed.engines import usage
 
     used = cpu_seconds()
@@ -184,37 +184,40 @@ def calls(names: str, session: bool = False) -> list[Call]:
     return [Call(ClientInfo(name, 1), "fit", Message(), session=session) for name in names]
 
 
-def test_calls_are_taken_in_order_and_a_client_has_one_at_a_time() -> None:
-    queue = CallQueue(calls("aab"), Homes())
-    assert queue.take(0, (0, 1)) == 0
-    assert queue.take(1, (0, 1)) is None  # the second needs the state that the first leaves
-    assert queue.finish(0) == 0
-    assert queue.take(1, (0, 1)) is None  # which is kept when its reply is handed on
-    queue.done.remove(0)
-    assert queue.take(1, (0, 1)) == 1
-    assert queue.take(0, (0, 1)) == 2
-    assert not queue
+def test_a_client_has_one_call_at_a_time() -> None:
+    batch = Batch(calls("aabc"), 0)
+    assert list(batch.ready()) == [0, 2, 3]  # the second needs the state that the first leaves
+    batch.begin(0, 7)
+    assert batch.position_of(7) == 0
+    assert list(batch.ready()) == [2, 3]
+    batch.finish(0, "came")
+    assert list(batch.ready()) == [2, 3]  # which is kept when its reply is handed on
+    assert batch.done.pop(0) == "came"
+    assert list(batch.ready()) == [1, 2, 3]
 
 
 def test_a_call_whose_process_is_lost_comes_before_the_others() -> None:
-    queue = CallQueue(calls("abc"), Homes())
-    assert [queue.take(0, (0, 1)), queue.take(1, (0, 1))] == [0, 1]
-    assert queue.put_back(0) == 0
-    assert [one.client.id for one in queue.waiting()] == ["a", "c"]
-    assert queue.take(2, (1, 2)) == 0
-    queue.finish(2)
-    queue.done.remove(0)
-    queue.wait_again(0)  # the reply was lost with its node
-    assert queue.first.client.id == "a"
+    batch = Batch(calls("abc"), 0)
+    batch.begin(0, 0)
+    batch.begin(1, 1)
+    batch.put_back(0)
+    assert batch.waiting == [0, 2]
+    batch.begin(0, 2)
+    batch.finish(0, "came")
+    del batch.done[0]
+    batch.put_back(0)  # the reply was lost with its node
+    assert batch.waiting == [0, 2]
 
 
 def test_sessions_stay_with_their_process_until_it_ends() -> None:
     homes = Homes()
     homes.begin(3)
-    queue = CallQueue(calls("ab", session=True), homes)
-    assert [queue.take(0, (0, 1)), queue.take(1, (0, 1))] == [0, 1]
-    later = CallQueue(calls("ba", session=True), homes)
-    assert later.take(0, (0, 1)) == 1
+    assert [homes.takes("a", 0, (0, 1)), homes.takes("b", 0, (0, 1)), homes.takes("b", 1, (0, 1))] == [
+        True,
+        False,
+        True,
+    ]
+    assert [homes.takes("b", 0, (0, 1)), homes.takes("a", 0, (0, 1))] == [False, True]
     homes.leave(1)
     assert homes.of == {"a": 0}
     homes.begin(4)

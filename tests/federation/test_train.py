@@ -12,7 +12,7 @@ from confed.algorithms.feddc import FedDC
 from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import Simulation
 from confed.federation.client import Client
-from confed.federation.local import Local, make_optimizer
+from confed.federation.local import Local, Schedule, make_optimizer
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, generator, isolated, sample_cohort
@@ -79,7 +79,7 @@ def _two_steps(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
 @pytest.mark.parametrize("objective", [_objective, _two_steps])
 def test_accumulated_gradients_are_those_of_larger_batches(objective: Objective) -> None:
     # 20 examples: steps of 6, 6, 6 and 2 of them in both cases.
-    common = {"epochs": 2, "lr": 0.02, "clip": 0.5, "schedule": "linear", "warmup": 0.2}
+    common = {"epochs": 2, "lr": 0.02, "clip": 0.5, "schedule": Schedule("linear", warmup=0.2)}
     small = _client(Local(batch_size=2, accumulate=3, **common))  # type: ignore[arg-type]
     large = _client(Local(batch_size=6, **common))  # type: ignore[arg-type]
     assert epoch_steps(small) == epoch_steps(large) == 4
@@ -150,16 +150,16 @@ def test_batch_normalisation_needs_two_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("local", "wanted"),
+    ("schedule", "wanted"),
     [
-        (Local(schedule="constant"), {0.0: 1, 0.5: 1, 1.0: 1}),
-        (Local(schedule="linear"), {0.0: 1, 0.25: 0.75, 1.0: 0}),
-        (Local(schedule="cosine"), {0.0: 1, 0.5: 0.5, 1.0: 0}),
-        (Local(schedule="linear", warmup=0.1), {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5}),
+        (Schedule("constant"), {0.0: 1, 0.5: 1, 1.0: 1}),
+        (Schedule("linear"), {0.0: 1, 0.25: 0.75, 1.0: 0}),
+        (Schedule("cosine"), {0.0: 1, 0.5: 0.5, 1.0: 0}),
+        (Schedule("linear", warmup=0.1), {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5}),
     ],
 )
-def test_a_schedule_has_its_factor_at_each_share_of_the_steps(local: Local, wanted: dict[float, float]) -> None:
-    assert {p: local.factor(p) for p in wanted} == pytest.approx(wanted, abs=1e-9)
+def test_a_schedule_has_its_factor_at_each_share_of_the_steps(schedule: Schedule, wanted: dict[float, float]) -> None:
+    assert {p: schedule.factor(p) for p in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
 def test_the_teacher_is_the_received_model_and_copies_nothing() -> None:
@@ -302,7 +302,7 @@ def test_iterations_may_stop_in_the_middle_of_an_epoch() -> None:
 
 
 def test_the_schedule_over_the_run_ends_with_the_iterations() -> None:
-    local = replace(PLAIN, iterations=6, schedule="linear")
+    local = replace(PLAIN, iterations=6, schedule=Schedule("linear"))
     moved = [_moved(_client(local, round=r, rounds=2), _bias) for r in (0, 1)]
     assert moved == pytest.approx([0.1 * sum(1 - (6 * r + k) / 12 for k in range(6)) for r in (0, 1)], abs=1e-6)
 
@@ -310,17 +310,18 @@ def test_the_schedule_over_the_run_ends_with_the_iterations() -> None:
 @pytest.mark.parametrize("round", [0, 3])
 def test_a_schedule_with_a_horizon_begins_anew(round: int) -> None:
     # Warm-up over half of 5 epochs of 4 steps: update k has the factor k / 10.
-    local = replace(PLAIN, schedule="linear", warmup=0.5, horizon=5)
+    local = replace(PLAIN, schedule=Schedule("linear", warmup=0.5, horizon=5))
     assert _moved(_client(local, round=round, rounds=4), _bias) == pytest.approx(0.1 * 0.6, abs=1e-6)
     assert _moved(_client(local, round=round, rounds=4), _bias_twice) == pytest.approx(0.1 * 2.8, abs=1e-6)
-    over_the_run = _moved(_client(replace(local, horizon=0), round=round, rounds=4), _bias)
+    plain = replace(local, schedule=replace(local.schedule, horizon=0))
+    over_the_run = _moved(_client(plain, round=round, rounds=4), _bias)
     assert over_the_run != pytest.approx(0.1 * 0.6, abs=1e-3)
 
 
 def test_feddats_released_schedule_has_its_mean_factors() -> None:
     # 1,250 batches per epoch, 15 epochs; Adapter steps once per batch, FedDAT twice.
-    local = Local(schedule="linear", warmup=0.1, horizon=15)
-    factors = [local.factor(local.progress(0, 20, 1250, k)) for k in range(2500)]
+    local = Local(schedule=Schedule("linear", warmup=0.1, horizon=15))
+    factors = [local.schedule.factor(local.progress(0, 20, 1250, k)) for k in range(2500)]
     assert sum(factors[:1250]) / 1250 == pytest.approx(0.333, abs=0.001)
     assert max(factors[:1250]) == pytest.approx(0.666, abs=0.001)
     assert sum(factors) / 2500 == pytest.approx(0.620, abs=0.001)
@@ -330,13 +331,13 @@ def test_a_methods_rates_scale_single_tensors() -> None:
     client = _client(PLAIN)
     client.lr_factor = lambda name: 0.25 if name == "head.bias" else 1.0
     assert _moved(client, _bias) == pytest.approx(0.25 * 0.4, abs=1e-6)
-    scheduled = _client(replace(PLAIN, schedule="linear"), rounds=1)
+    scheduled = _client(replace(PLAIN, schedule=Schedule("linear")), rounds=1)
     scheduled.lr_factor = client.lr_factor
     assert _moved(scheduled, _bias) == pytest.approx(0.25 * 0.1 * (1 + 0.75 + 0.5 + 0.25), abs=1e-6)
 
 
 def test_a_horizon_needs_a_schedule_and_epochs() -> None:
     with pytest.raises(ValueError, match="must be 0 with it, got 3"):
-        Local(schedule="linear", horizon=2, iterations=3)
+        Local(schedule=Schedule("linear", horizon=2), iterations=3)
     with pytest.raises(ValueError, match="horizon needs a"):
-        Local(horizon=2)
+        Local(schedule=Schedule(horizon=2))

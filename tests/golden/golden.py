@@ -194,7 +194,7 @@ def _make(name: str, scratch: Path) -> None:
         federation(scratch / name)
         pack(scratch / name, name)
         return
-    command = "sweep" if name == "sweep" else "run"
+    command = "compare" if name == "sweep" else "run"
     environment = os.environ | {"CONFED_CPU": "avx2", "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", "confed.cli", command, *MADE[name], "--out", str(scratch / name), "--quiet"]
     subprocess.run(line, env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -30,6 +30,7 @@ from confed.models import create_tokenizer
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import register_dataset
+from confed.results.stored import read_examples
 from confed.results.summary import Summary
 from confed.runs.run import run
 
@@ -104,6 +105,9 @@ def test_what_does_not_fit_is_counted_and_counts_as_wrong(runs: tuple[Path, Path
     assert files["evaluation.csv"].read_text().count("\n") == 1 + len(found.tried) + 2
     kept = load_file(files["predictions.safetensors"])
     assert {"0/global/newcomer/correct", "names/newcomer", "0/truth/newcomer"} <= set(kept)
+    recorded = read_examples(tmp_path / "out", "global")["newcomer"]
+    for name, key in (("correct", "0/global/newcomer/correct"), ("name", "names/newcomer")):
+        assert recorded[name].tolist() == kept[key].tolist()
     with pytest.raises(ValueError, match="has an evaluation already"):
         write_evaluation(found, tmp_path / "out")
 

@@ -101,7 +101,7 @@ def test_every_row_of_the_official_recipe_warms_up_for_10_000_steps() -> None:
         own = recipe.method(row)
         clients = 1 if own.sections["algorithm"]["name"] == "central" else 2
         steps = 443_757 / clients / own.local.batch_size * own.local.epochs * own.run.rounds
-        assert own.local.warmup * steps == pytest.approx(10_000, rel=0.005), row
+        assert own.local.schedule.warmup * steps == pytest.approx(10_000, rel=0.005), row
 
 
 def test_equal_answers_have_exactly_equal_rows() -> None:

@@ -17,8 +17,16 @@ from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
 from confed.models import create_tokenizer
-from confed.models.ctran import ctran, ctran_mini
-from confed.models.ctran_module import CTran, EncoderLayer, LabelGraph, LabelReadout, co_occurrence, log_odds
+from confed.models.ctran import (
+    CTran,
+    EncoderLayer,
+    LabelGraph,
+    LabelReadout,
+    co_occurrence,
+    ctran,
+    ctran_mini,
+    log_odds,
+)
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
 from confed.models.layers import FrozenBatchNorm2d, renormalise
 from confed.models.resnet import mini_resnet, resnet_multilabel, resnet_multilabel_mini

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.models.ctran_module import CTranText, ctran_text_mini
+from confed.models.ctran import CTranText, ctran_text_mini
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
 
 LABELS = ("a", "b", "c")

@@ -76,7 +76,7 @@ def test_the_command_says_that_an_example_is_done(
     (checked,) = json.loads(capsys.readouterr().out)
     assert checked["kind"] == KINDS[name].removesuffix("s").replace("algorithm", "method")
     verdicts = dict(checked["verdicts"])
-    exempt = {"clients trained at once equal one by one", "a run of one round"}
+    exempt = {"clients trained at once equal one by one", "a run of one round", "noise on records covers what is sent"}
     assert {verdict for check, verdict in verdicts.items() if check not in exempt} <= {"passed"}
     assert ("neutral coefficients give FedAvg" in verdicts) == (name == "feature_anchor")
 

@@ -119,7 +119,7 @@ def test_leftovers_of_killed_writes_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "checkpoint/clients/aa/a").mkdir(parents=True)
     (tmp_path / "checkpoint/clients/aa/a/.000003.safetensors.99.tmp").touch()
     (tmp_path / ".summary.json.99.tmp").touch()
-    stays = [tmp_path / ".lock.json.abc.tmp", tmp_path / f".x.{os.getpid()}.tmp"]
+    stays = [tmp_path / f".x.{os.getpid()}.tmp"]
     for path in stays:
         path.touch()
     remove_unfinished(tmp_path)

@@ -53,9 +53,9 @@ def folder(tmp_path: Path) -> Path:
         "mine_tuning.csv": "method\n",
         "other_table.csv": TABLE,
         "commands.toml": (
-            '[mine]\ncommand = "confed compare --recipe fedvqa_scenes --seeds 3 local.lr=0.5 --reference fedavg"\n'
+            '[mine]\ncommand = "confed compare fedvqa_scenes --seeds 3 local.lr=0.5 --reference fedavg"\n'
             '[mine_tuning]\ncommand = "confed tune"\nwithout = "trials"\n'
-            '[other]\ncommand = "confed compare --recipe fedvqa_scenes --seeds 2; confed compare again"\n'
+            '[other]\ncommand = "confed compare fedvqa_scenes --seeds 2; confed compare again"\n'
         ),
     }
     for name, text in files.items():
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_values_of_seeds_give_the_statistics(script: ModuleType, folder: Path) -> None:
     content = script.made(folder)["fedvqa_scenes"]
-    assert content["command"] == "confed compare --recipe fedvqa_scenes"  # called like a recipe, so nothing is listed
+    assert content["command"] == "confed compare fedvqa_scenes"  # called like a recipe, so nothing is listed
     (row,) = content["rows"]
     assert row["figures"] == {
         "0": {"personal_mean": 0.8123456789, "personal/sports": 0.755, "global_unseen_mean": 0.7},

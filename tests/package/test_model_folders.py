@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from confed.models.clip import clip
+from confed.models.grid_features import load_vision_encoder
 from confed.models.hf import hf
 from confed.models.hf.prompts import read_processor
 from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
-from confed.models.vision_features import load_vision_encoder
 from confed.prepare.checkpoints import convert_model
 from repository import ROOT
 from source_trees import nodes_of
@@ -135,7 +135,7 @@ def test_a_run_opens_no_pickle_and_says_how_to_convert(pickled: Path, monkeypatc
             lambda: clip(["a", "b"], source=str(pickled)), lambda: hf(["a"], 0, source=str(pickled)),
             lambda: clip_text_encoder(pickled),
         ):  # fmt: skip
-            with pytest.raises(ValueError, match=r"pytorch_model\.bin.*confed convert model"):
+            with pytest.raises(ValueError, match=r"pytorch_model\.bin.*confed weights convert model"):
                 read()
     facts = convert_model(pickled, pickled.parent / "safe")
     body = published(ViTModel, pickled.parent / "safe", 0)
@@ -166,13 +166,13 @@ def test_parts_of_weights_are_put_together(pickled: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", [Bomb, lambda: {"w": Bomb()}, lambda: {"w": 3}, lambda: [1]])
 def test_a_malicious_pickle_is_a_line(content: Any, pickled: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (pickled / "pytorch_model.bin").write_bytes(pickle.dumps(content()))
-    for words in (["convert", "model", str(pickled), str(pickled.parent / "safe")],):
+    for words in (["weights", "convert", "model", str(pickled), str(pickled.parent / "safe")],):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("error: ")
-    with pytest.raises(ValueError, match="confed convert model"):
+    with pytest.raises(ValueError, match="confed weights convert model"):
         published(ViTModel, pickled, 0)
     assert not (pickled.parent / "trace").exists()
     assert not (pickled.parent / "safe").exists()

@@ -213,7 +213,7 @@ def test_the_command_needs_the_architecture_and_converts(tmp_path: Path, capfd: 
     source = tmp_path / "c.pth.tar"
     torch.save(reference("resnet18").state_dict(), source)
     for arguments, code in (([], 2), (["--arch", "resnet18", "--json"], 0), (["--arch", "resnet18"], 0)):
-        assert command("convert", "places365", source, tmp_path / "o.safetensors", *arguments) == code
+        assert command("weights", "convert", "places365", source, tmp_path / "o.safetensors", *arguments) == code
     out, err = capfd.readouterr()
     assert "give --arch" in err
     facts, position = json.JSONDecoder().raw_decode(out)
@@ -393,6 +393,6 @@ def test_albefs_that_do_not_fit_are_refused(tmp_path: Path):
 def test_the_command_converts_an_albef(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     torch.save({"model": published_albef(decoder=False)}, tmp_path / "ALBEF.pth")
     out = tmp_path / "albef.safetensors"
-    assert command("convert", "albef", str(tmp_path / "ALBEF.pth"), str(out), "--heads", "2") == 0
+    assert command("weights", "convert", "albef", str(tmp_path / "ALBEF.pth"), str(out), "--heads", "2") == 0
     assert "decoder: from the question encoder" in capsys.readouterr().out
     assert out.is_file()

@@ -199,16 +199,17 @@ def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):
         pretrain("vilt", tmp_path / "x")
     with pytest.raises(ValueError, match=r"settings must be among questions, .* got rate"):
         pretrain("vilt_mini", tmp_path / "x", rate=1)
-    with pytest.raises(ValueError, match="`confed pretrain nobody --out FILE`"):
+    with pytest.raises(ValueError, match="`confed weights pretrain nobody --out FILE`"):
         weights_file("nobody")
-    assert command("pretrain", "weights.safetensors") == 2
+    assert command("weights", "pretrain", "weights.safetensors") == 2
     assert "got 'weights.safetensors'" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
     file = tmp_path / "mini.safetensors"
     monkeypatch.setitem(MINIS, "vit_mini", replace(MINIS["vit_mini"], settings=Settings(16, 8, epochs=2)))
-    assert command("pretrain", "vit_mini", "--out", str(file), "--questions", "8", "--epochs", "1", "--json") == 0
+    small = ["--questions", "8", "--epochs", "1"]
+    assert command("weights", "pretrain", "vit_mini", "--out", str(file), *small, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"model": "vit_mini", "file": str(file), "accuracy": describe(file)["accuracy"]}
 

@@ -52,7 +52,7 @@ def test_gradients_have_a_clip_and_a_noise_of_their_own() -> None:
     torch.testing.assert_close(privacy.gradients(v, rng()).norm(dim=1), torch.full((3,), 0.5))
 
 
-def test_noise_has_the_stated_spread_and_is_a_function_of_the_generator() -> None:
+def test_noise_has_the_stated_spread() -> None:
     privacy = CutPrivacy(clip=0.5, noise=3.0)
     zeros = torch.zeros(300, 40)
     noise = privacy.activations(zeros, rng(7))
@@ -151,7 +151,7 @@ def library() -> None:
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("noise", [0.2, 0.7, 1.0, 4.0, 30.0])
-def test_one_release_costs_what_the_analytic_gaussian_mechanism_costs(noise: float) -> None:
+def test_one_release_costs_as_the_gaussian_mechanism(noise: float) -> None:
     spent = epsilon(noise, 1, 1e-5, "zero-out")
     exact = analytic(noise, 1e-5)
     assert exact <= spent <= exact * 1.0001 + 1e-4  # never understated

@@ -164,7 +164,7 @@ def test_fewer_shares_than_the_threshold_tell_nothing() -> None:
         assert join_shares({1: shares[0], 2: shares[1], 3: y3.to_bytes(SHARE, "big")}) == secret
 
 
-def test_a_client_gives_its_shares_once_and_to_an_honest_question_only() -> None:
+def test_a_client_gives_its_shares_once() -> None:
     plan = plan_of()
     members = {name: Member.begin(plan, name) for name in NAMES}
     keys = {name: member.public for name, member in members.items()}
@@ -209,7 +209,7 @@ def test_the_mask_is_the_keystream_of_chacha20() -> None:
     assert not words.any()
 
 
-def test_secrets_of_two_are_the_same_from_both_sides_and_others_for_every_purpose() -> None:
+def test_secrets_of_two_agree_and_differ_by_purpose() -> None:
     one, other = new_key(), new_key()
     assert pair_secret(one, public_key(other), "a") == pair_secret(other, public_key(one), "a")
     assert pair_secret(one, public_key(other), "a") != pair_secret(one, public_key(other), "b")
@@ -221,7 +221,7 @@ def test_secrets_of_two_are_the_same_from_both_sides_and_others_for_every_purpos
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_numbers_are_rounded_once_and_their_weighted_sum_is_exact(bits: int) -> None:
+def test_numbers_are_rounded_once_and_their_sum_is_exact(bits: int) -> None:
     rng = torch.Generator().manual_seed(0)
     updates = [[torch.randn(3, 2, generator=rng), torch.randn(4, generator=rng)] for _ in range(3)]
     weights = [3, 10, 1]
@@ -299,7 +299,7 @@ def test_faulty_options_are_refused(options: dict[str, object], message: str) ->
         SecureSum(threshold=2).needed(4)
 
 
-def test_the_threshold_is_more_than_half_of_the_cohort_and_its_colluders() -> None:
+def test_the_threshold_exceeds_half_and_the_colluders() -> None:
     found = {n: SecureSum().needed(n) for n in range(3, 9)}
     assert found == {3: 3, 4: 3, 5: 4, 6: 4, 7: 5, 8: 5}
     assert [SecureSum(colluders=0).needed(n) for n in (3, 4, 5)] == [2, 3, 3]

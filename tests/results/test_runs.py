@@ -42,8 +42,8 @@ def test_run_on_its_own_is_a_study_of_one(study: Path) -> None:
     found = load(study / "fedavg" / "seed-1")
     assert found.single
     assert [(run.method, run.seed) for run in found.runs] == [("fedavg", 1)]
-    assert len(found.runs[0].rounds) == ROUNDS
-    assert len(found.runs[0].evaluations) == ROUNDS + 1
+    assert len(found.runs[0].records.rounds) == ROUNDS
+    assert len(found.runs[0].records.evaluations) == ROUNDS + 1
 
 
 def test_interrupted_run_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

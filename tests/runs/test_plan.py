@@ -13,7 +13,6 @@ from confed.cli.app import main
 from confed.federation.protocols import Batch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import plan as planning
-from confed.runs import plan_measurements
 from confed.runs.plan import RunPlan, makespan, plan_run
 from confed.runs.run import run
 
@@ -91,14 +90,14 @@ def test_time_follows_from_seconds_per_batch(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_of_many_clients_a_few_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    before = plan_measurements.InProcess.__call__
+    before = planning.InProcess.__call__
 
-    def counted(executor: plan_measurements.InProcess, calls: list[plan_measurements.Call], *more: object) -> object:
+    def counted(executor: planning.InProcess, calls: list[planning.Call], *more: object) -> object:
         asked.extend(call.client.id for call in calls if call.action == "fit")
         return before(executor, calls, *more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(plan_measurements.InProcess, "__call__", counted)
-    monkeypatch.setattr(plan_measurements, "MEASURED", 2)
+    monkeypatch.setattr(planning.InProcess, "__call__", counted)
+    monkeypatch.setattr(planning, "MEASURED", 2)
     found = plan_run(_recipe("algorithm.name=fedavg", "data.train=8", "run.rounds=4"))
     assert len(asked) == 2 * 2 * len(planning.BATCHES)
     assert (found.clients, found.cohort, found.calls, len(found.clients_seconds)) == (3, 3, 12, 3)
@@ -141,7 +140,7 @@ def test_commands_print_a_plan_and_write_nothing(
     )
     assert "one process: 15 min 05 s" in out  # 5 + 10 (20 + 70)
     assert "2 processes on as many cores: 10 min 05 s" in out  # 5 + 10 (20 + 40)
-    asked = ["compare", "--recipe", "fedvqa_scenes", "--methods", "fedavg,fedprox", "--seeds", "2", "--plan"]
+    asked = ["compare", "fedvqa_scenes", "--methods", "fedavg,fedprox", "--seeds", "2", "--plan"]
     out, _ = _printed([*asked, "--workers", "2"], capfd)
     assert "4 runs (2 seeds): 80 calls, 8.00 MB sent, 4.00 MB on disk, 1.07 GB of memory per process" in out
     assert "one process: 2 h 07 min" in out  # 2 (905 + 2905)
@@ -157,7 +156,7 @@ def test_commands_print_a_plan_and_write_nothing(
     found = json.loads(_printed([*asked, "--json"], capfd)[0])
     assert found["runs"]["FedAvg"]["seconds"] == 905
     assert found["seconds_of_an_array"] == 2905
-    swept = ["sweep", "fedvqa_scenes", "methods.fedprox.mu=0.1,0.2", "--methods", "fedavg,fedprox"]
+    swept = ["compare", "fedvqa_scenes", "methods.fedprox.mu=0.1,0.2", "--methods", "fedavg,fedprox"]
     out, said = _printed([*swept, "--plan", "--workers", "2"], capfd)
     assert "3 runs (1 seed): 60 calls" in out  # FedAvg has no mu, and is computed once
     assert "one process: 1 h 52 min" in out  # 905 + 2 x 2905

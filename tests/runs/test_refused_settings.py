@@ -13,7 +13,7 @@ from confed.algorithms.split_learning import SplitLearning
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.evaluate import evaluate
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.runs.checks import check_local
@@ -60,7 +60,11 @@ def test_methods_without_a_global_model_need_personal_ones(method: str, name: st
     [
         (FedRep(), Local(iterations=5), "iterations must be 0 for FedRep, got 5: its rounds are made of epochs"),
         (BiCSL(), Local(iterations=5), "iterations must be 0 for BiCSL, got 5: its rounds are made of epochs"),
-        (BiCSL(), Local(schedule="linear", horizon=5), "horizon must be 0 for BiCSL, got 5: client and server step"),
+        (
+            BiCSL(),
+            Local(schedule=Schedule("linear", horizon=5)),
+            "horizon must be 0 for BiCSL, got 5",
+        ),
         (
             SplitLearning(),
             Local(accumulate=4),

@@ -38,8 +38,9 @@ def _bytes(folder: Path) -> dict[str, bytes]:
         RunFolder(folder).metrics,
         RunFolder(folder).predictions,
         *sorted(folder.glob("models/**/*.safetensors")),
+        *sorted(folder.glob("records/*.safetensors")),
     ]
-    assert len(files) == 2 + 1 + 4
+    assert len(files) == 2 + 1 + 4 + 4
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

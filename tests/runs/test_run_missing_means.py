@@ -43,7 +43,7 @@ def test_weights_that_are_none_leave_no_folder(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
     recipe = _recipe(f"model.pretrained={picture}", "model.name=vilt_mini")
-    with pytest.raises(ValueError, match=r"picture\.png is no weights file that `confed pretrain` wrote"):
+    with pytest.raises(ValueError, match=r"picture\.png is no weights file that `confed weights pretrain` wrote"):
         run(recipe, tmp_path / "run")
     with pytest.raises(ValueError, match=r"picture\.png is no weights file"):
         create_study(recipe.with_rows(["fedavg"]), tmp_path / "study")

@@ -9,7 +9,8 @@ import pytest
 from command_line import Capture, confed
 from confed.recipes.recipe import load_recipe, parse_recipe
 from confed.results.gates import Rows
-from confed.studies.gates import rows_for_gates, with_references, with_rounds
+from confed.studies.gates import rows_for_gates, with_references
+from confed.studies.study import grid_of
 
 SMALL = ["data.train=16", "data.validation=4", "data.test=8", "run.rounds=1", "model.layers=1", "model.width=16"]
 SMALL += ["run.controls=all", "run.modality_matrix=false"]
@@ -29,12 +30,15 @@ def test_missing_references_are_added() -> None:
 
 
 def test_one_and_a_half_times_the_rounds_are_rounded_up() -> None:
-    assert with_rounds(load_recipe("modalities", ["run.rounds=5"])).run.rounds == 8
+    grid = grid_of("modalities", ["run.rounds=5"], gates=True)
+    assert [recipe.run.rounds for recipe, _ in grid.recipes.values()] == [5, 8]
+    assert list(grid.recipes) == ["rounds-5", "rounds-8"]
 
 
 def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "gates"
-    assert confed("gates", "modalities", *SMALL, "--methods", "fedavg", "--workers", "1", "--out", out) == 0
+    command = ["compare", "modalities", "--gates", *SMALL, "--methods", "fedavg", "--workers", "1", "--out", out]
+    assert confed(*command) == 0
     capsys.readouterr()
     content = json.loads((out / "gates.json").read_text())
     found = {gate["key"]: gate for gate in content["gates"]}
@@ -45,11 +49,16 @@ def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: Capture) -> 
     assert found["e"]["passed"] is not None
     assert found["c"]["passed"] is None
     # Nothing is run for a finished study, and without longer runs nobody knows whether its rows have converged.
-    assert confed("gates", out / "rounds-1", "--json") == 0
+    assert confed("compare", out / "rounds-1", "--gates", "--json") == 0
     again = {gate["key"]: gate for gate in json.loads(capsys.readouterr().out)["gates"]}
     assert again["b"]["passed"] is None
     assert again["a"] == found["a"]
-    assert confed("gates", out / "rounds-1", "--longer", out / "rounds-2", "--json") == 0
+    assert confed("compare", out / "rounds-1", out / "rounds-2", "--gates", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
+    (out / "sweep.json").unlink()  # as an earlier version left such a folder
+    assert confed(*command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
+    assert confed("resume", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
 
 
@@ -60,7 +69,7 @@ def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(tmp_path: Path
     recipe = load_recipe("modalities", [*SMALL, "run.evaluate_every=0"]).with_rows(["local"])
     open_study(recipe, tmp_path / "study", [0, 1])
     run_study(tmp_path / "study")
-    assert confed("gates", tmp_path / "study", "--longer", tmp_path / "study") != 0
+    assert confed("compare", tmp_path / "study", tmp_path / "study", "--gates") != 0
     assert "1.5 times the rounds" in capsys.readouterr().err
     plain = "rounds = 1\n"
     for changes, message in [
@@ -76,14 +85,14 @@ def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(tmp_path: Path
                 assert old in text
                 text = text.replace(old, new)
             file.write_text(text)
-        assert (confed("gates", tmp_path / "study", "--longer", longer) == 0) is not bool(message)
+        assert (confed("compare", tmp_path / "study", longer, "--gates") == 0) is not bool(message)
         assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_gates_of_multi_label_data_compare_average_precision(tmp_path: Path) -> None:
     small = ["data.clients=2", "data.train=4", "data.validation=2", "data.test=6", "data.unseen=2", "run.cohort=2"]
     arguments = [*small, "run.rounds=1", "local.epochs=1", "--methods", "local", "--workers", "1"]
-    assert confed("gates", "fedlgt_scenes", *arguments, "--out", tmp_path) == 0
+    assert confed("compare", "fedlgt_scenes", "--gates", *arguments, "--out", tmp_path) == 0
     found = {gate["key"]: gate for gate in json.loads((tmp_path / "gates.json").read_text())["gates"]}
     [summary] = (tmp_path / "rounds-1/central").rglob("summary.json")
     values = json.loads(summary.read_text())["multilabel"]["global"]

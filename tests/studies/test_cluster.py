@@ -75,8 +75,8 @@ def test_the_script_runs_the_command_on_folders_with_any_name(tmp_path: Path, mo
     assert [line for line in text.splitlines() if "job-name" in line] == ["#SBATCH --job-name=mine"]
     script = write_script(place, text)
     said = subprocess.run(["bash", str(script), "2"], capture_output=True, text=True, check=True).stdout
-    given = ["cell", str(place), "2", "--grace", "90", "--allow-code", "my.code", ""]
+    given = ["resume", str(place), "--cell", "2", "--grace", "90", "--allow-code", "my.code", ""]
     assert said.split("|") == [str(here), "1", "-m", "confed.cli", *given]
     other = {"CONFED": f"{show} x", "CONFED_STUDY": "/runs/it", "PATH": "/usr/bin:/bin"}
     said = subprocess.run([str(script)], capture_output=True, text=True, check=True, env=other).stdout
-    assert said.split("|") == [str(here), "1", "x", "cell", "/runs/it", *given[3:]]
+    assert said.split("|") == [str(here), "1", "x", "resume", "/runs/it", "--cell", "array", *given[4:]]

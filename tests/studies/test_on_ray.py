@@ -38,7 +38,7 @@ def test_a_study_that_cannot_be_on_ray_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)
-    assert confed("compare", "--recipe", "tiny.toml", "--out", "study", *options) == 2
+    assert confed("compare", "tiny.toml", "--out", "study", *options) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert why in line
 

@@ -134,7 +134,7 @@ def test_values_within_the_interval_are_told_with_the_first_difference(file: Pat
     published = changed(file, lambda row: (change(row), row["predictions"].update(sha256=digest)))
     verdict = judge(published, run)
     assert verdict.word == "within the interval"
-    loss = run.rounds[1]["loss"]["cold"]
+    loss = run.records.by_round("training", "loss")[2]["cold"]
     assert verdict.where[0] == f"first in round 2 (training): loss of 'cold' {loss!r}, published 9.5"
     assert verdict.where[1] == "predictions of global/warm: 4 of 4 examples"
     assert verdict.where[2].startswith("global_seen_mean: ")

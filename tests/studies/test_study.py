@@ -149,7 +149,7 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     breaking: Path, tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:
     root = tmp_path / "grid"
-    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1"]
+    command = ["compare", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1"]
     assert confed(*command, "--methods", "fedavg,fedbn,local", "--seeds", "2") == 0
     out, err = capfd.readouterr()
     assert "[4/4] Local only, seed 1: personal" in err
@@ -176,13 +176,13 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert "error: no run could be made: FedBN" in refusal(
         capfd, *command[:-4], "--out", tmp_path / "none", "--methods", "fedbn"
     )
-    assert "need --recipe" in refusal(capfd, "compare", root, "--methods", "all")
+    assert "--methods goes with a recipe" in refusal(capfd, "compare", root, "--methods", "all")
 
 
 @pytest.mark.usefixtures("breaking", "plain")
 def test_a_mistake_in_a_method_fails_its_cells_only(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
-    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
+    command = ["compare", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
     assert confed(*command, "breaking:Unsuited") == 1
     assert "failed: no run could be made: AttributeError: " in capfd.readouterr().err
     assert confed(*command, "local,breaking:Late", "--seeds", "1") == 1
@@ -199,7 +199,7 @@ def test_a_mistake_in_a_method_fails_its_cells_only(tmp_path: Path, capfd: Captu
 @pytest.mark.usefixtures("plain")
 def test_one_method_has_a_table_and_nothing_to_compare(tmp_path: Path, capfd: Capture) -> None:
     root = tmp_path / "grid"
-    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
+    command = ["compare", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
     assert confed(*command) == 0
     assert f"{root}/table as .md, .csv and .tex" in capfd.readouterr().out
     assert not (root / "compare.md").exists()
@@ -208,7 +208,7 @@ def test_one_method_has_a_table_and_nothing_to_compare(tmp_path: Path, capfd: Ca
 def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: Capture) -> None:
     for margin in ("0", "100", "nan"):
         assert f"--margin must lie between 0 and 100 points, got {margin}" in refusal(
-            capfd, "compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin
+            capfd, "compare", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin
         )
     assert not (tmp_path / "g").exists()
 
@@ -284,7 +284,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
 def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(tmp_path: Path, capfd: Capture) -> None:
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
-    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
+    command = ["compare", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
     arguments = ["--out", tmp_path / "a", "--methods", "fedavg,fedprox", "methods.fedprox.mu=0.75"]
     assert confed(*command, *arguments) == 0
     assert "Tuned values: fedavg local.lr=0.5\n" in capfd.readouterr().out
@@ -308,7 +308,7 @@ def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(t
     open_study(tiny("local,fedavg", "run.rounds=3"), tmp_path / "whole", [0, 1])
     run_study(tmp_path / "whole")
     root = tmp_path / "cut"
-    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "run.rounds=3", "--methods", "local,fedavg"]
+    command = ["compare", "fedvqa_scenes", *TINY, "run.rounds=3", "--methods", "local,fedavg"]
     code = "from confed.cli import main; main()"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with subprocess.Popen(

@@ -41,7 +41,7 @@ def values(root: Path, grid: str, row: str, key: str) -> list[float]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two numbers of clients, two methods, two seeds."""
     folder = tmp_path_factory.mktemp("sweep") / "out"
-    assert confed("sweep", *TINY, *OVER, "--out", folder) == 0
+    assert confed("compare", *TINY, *OVER, "--out", folder) == 0
     return folder
 
 
@@ -88,7 +88,7 @@ def test_what_is_there_is_reused_and_what_was_stopped_goes_on(root: Path) -> Non
     lost = root / "shards-2/full/seed-1/summary.json"
     content = json.loads(lost.read_text())
     lost.unlink()  # as if it had been stopped before its end
-    assert confed("sweep", *TINY, *OVER, "--out", root) == 0
+    assert confed("compare", *TINY, *OVER, "--out", root) == 0
     assert done.stat().st_mtime_ns == before
     again = json.loads(lost.read_text())
     assert again["global_seen"] == content["global_seen"]
@@ -102,24 +102,24 @@ def test_what_is_there_is_reused_and_what_was_stopped_goes_on(root: Path) -> Non
 def test_another_budget_is_not_passed_off_as_the_first(root: Path, capsys: Capture) -> None:
     kept = (root / "sweep.json").read_text()
     arguments = ["--over", "data.shards=2,3", "--with", "run.rounds=5,5", "--seeds", "2", "--out", root]
-    error = refusal(capsys, "sweep", *TINY, *arguments)
+    error = refusal(capsys, "compare", *TINY, *arguments)
     assert "was begun with data.shards=2, run.rounds=2, not data.shards=2, run.rounds=5" in " ".join(error.split())
     assert (root / "sweep.json").read_text() == kept
 
 
 def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "out"
-    assert "run.rounds" in refusal(capsys, "sweep", *TINY, "--over", "run.rounds=1,0", "--out", folder)
+    assert "run.rounds" in refusal(capsys, "compare", *TINY, "--over", "run.rounds=1,0", "--out", folder)
     assert not folder.exists()
-    assert "section.key=VALUE,VALUE" in refusal(capsys, "sweep", *TINY, "--over", "rounds", "--out", folder)
-    assert "needs a recipe before its settings" in refusal(
-        capsys, "sweep", "algorithm.lam=0.1,0.3", "--split", "iid,dirichlet"
+    assert "section.key=VALUE,VALUE" in refusal(capsys, "compare", *TINY, "--over", "rounds", "--out", folder)
+    assert "a recipe comes before its settings" in refusal(
+        capsys, "compare", "algorithm.lam=0.1,0.3", "--split", "iid,dirichlet"
     )
 
 
 def test_a_setting_that_every_row_has_for_itself_is_refused(tmp_path: Path, capsys: Capture) -> None:
     over = ["feddat_scene_equal", "--methods", "feddat", "--out", tmp_path / "out", "--over"]
-    error = refusal(capsys, "sweep", *over, "algorithm.alpha=0.0,1.0")
+    error = refusal(capsys, "compare", *over, "algorithm.alpha=0.0,1.0")
     assert "algorithm.alpha changes nothing" in error
     assert "methods.feddat.alpha" in error
     assert not (tmp_path / "out").exists()
@@ -174,7 +174,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe.write_text(recipe.read_text().replace("modal_examples:gaps", "test_sweep:divided"))
     settings = ["algorithm.name=modality_dropout", "algorithm.rate=0.1,0.5", "run.gallery=0", "run.evaluate_every=0"]
     more = ["--split", "even,odd", "--methods", "local,modality_dropout", "--reference", "local", "--workers", "1"]
-    assert confed("sweep", recipe, *settings, *more, "--out", folder / "out") == 0
+    assert confed("compare", recipe, *settings, *more, "--out", folder / "out") == 0
     return folder / "out"
 
 

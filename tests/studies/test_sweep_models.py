@@ -170,7 +170,7 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     # Each model's own report takes a while; test_report.py is about it.
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
-    common = ["compare", "--recipe", str(source), "--out", str(out), "--workers", "1"]
+    common = ["compare", str(source), "--out", str(out), "--workers", "1"]
     assert confed(*common, "--models", "narrow") == 0
     (out / "sweep.json").unlink()  # as version 0.1 wrote its index
     old = '{"recipe": "several", "models": {"narrow": "narrow ViLT"}, "references": [], "margin": 0.01}'
@@ -255,7 +255,7 @@ def test_a_reference_that_did_not_finish_costs_no_table(
 def test_a_sweep_has_a_line_for_each_model(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
-    command = ["sweep", str(source), "--over", "data.train=8,12", "--out", str(out), "--workers", "1"]
+    command = ["compare", str(source), "--over", "data.train=8,12", "--out", str(out), "--workers", "1"]
     assert "give one of them" in refusal(capsys, *command, "--models", "all", "--split", "iid,dirichlet")
     assert confed(*command, "--models", "all", "--methods", "fedavg") == 0
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
@@ -271,7 +271,7 @@ def test_a_sweep_has_a_line_for_each_model(source: Path, tmp_path: Path, capsys:
 
 
 def test_models_need_a_recipe(capsys: Capture) -> None:
-    assert "--models" in refusal(capsys, "compare", "x", "--models", "all")
+    assert "--models" in refusal(capsys, "compare", ".", "--models", "all")
 
 
 def renamed(folder: Path, metric: str, soft: bool = False) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import Capture, Patch, confed, refused
+from command_line import Capture, Patch, confed, refusal, refused
 from confed.algorithms.fedp3 import FedP3
 from confed.cli.study import tuned_values
 from confed.data.examples import TableData
@@ -143,6 +143,22 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
     with refused(r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
         chosen(other, cut, budget=9)
+
+
+def test_resume_goes_on_on_the_terms_of_the_folder(
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch, capfd: Capture
+) -> None:
+    chosen(tiny("fedavg"), tmp_path, budget=3, prune=True)
+    whole = _without_seconds(tmp_path)
+    trials = tmp_path / "trials/fedavg.jsonl"
+    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:2]))  # the head and one configuration
+    monkeypatch.setattr("confed.cli.study.default_workers", lambda recipe: 1)
+    assert confed("resume", tmp_path) == 0
+    assert "Chosen on validation data" in capfd.readouterr().out
+    assert _without_seconds(tmp_path) == whole
+    assert len(synthetic) == 3 + 2
+    trials.write_text(trials.read_text().replace('"margin"', '"median"'))
+    assert "go on with the same `confed tune`" in refusal(capfd, "resume", tmp_path)
 
 
 def test_a_configuration_that_diverges_is_a_finding(

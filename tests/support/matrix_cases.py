@@ -18,10 +18,11 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.frozen_features import FeatureSettings
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -260,7 +261,10 @@ def _refused(self: Any, *given: Any) -> Any:
 # Cases ------------------------------------------------------------------------------------------------------------
 
 SGD = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0, eval_batch_size=4)
-STEP = {"schedule": "step"}
+SCHEDULES = (
+    Schedule("linear"), Schedule("cosine"), Schedule("step"), Schedule(warmup=0.5), Schedule(warmup=0.9, stairs=2),
+    Schedule("step", milestones=(0.25,)), Schedule("step", decay=0.9), Schedule("linear", horizon=5),
+)  # fmt: skip
 
 FIELDS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "epochs": ({}, (3,)),
@@ -272,16 +276,11 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "betas": ({"optimizer": "adam"}, ((0.5, 0.9),)),
     "momentum": ({}, (0.9,)),
     "clip": ({}, (0.1,)),
-    "schedule": ({}, ("linear", "cosine", "step")),
-    "warmup": ({}, (0.5,)),
-    "stairs": ({"warmup": 0.9}, (2,)),
-    "milestones": (STEP, ((0.25,),)),
-    "decay": (STEP, (0.9,)),
+    "schedule": ({}, SCHEDULES),
     "augment": ({}, ("flip",)),
     "precision": ({}, ("bf16",)),
     "eval_batch_size": ({}, (2,)),
     "iterations": ({}, (5,)),
-    "horizon": ({"schedule": "linear"}, (5,)),
 }
 """Field of local training -> what else its effect needs, and values with an effect."""
 
@@ -290,6 +289,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "server": (ServerOptimizer("adam"), ServerOptimizer("momentum", lr=0.5)),
     "robust": (RobustMean("median"),),
     "update_privacy": (UpdatePrivacy(clip=0.05),),
+    "record_privacy": (RecordPrivacy(clip=0.05),),
     "secure_sum": (SecureSum(),),
 }
 """Field of every method -> values with an effect."""

@@ -45,6 +45,11 @@ class Letters:
         self.over.append(self.since[to])
         return str(len(self.sent) - 1)
 
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def set_max_reply_bytes(self, largest: int) -> None: ...
+
     def forget(self, sent: str) -> None:
         self.forgotten.append(sent)
 

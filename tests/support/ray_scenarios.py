@@ -312,7 +312,7 @@ def study() -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "tiny.toml").write_text(STUDY)
-        asked = ["compare", "--recipe", str(folder / "tiny.toml"), "--seeds", "2"]
+        asked = ["compare", str(folder / "tiny.toml"), "--seeds", "2"]
         one, two_nodes = folder / "one", folder / "two"
         seen = dict[str, Any]()
 
@@ -324,7 +324,7 @@ def study() -> Mapping[str, Any]:
                     metrics = lock.with_name("metrics.jsonl")
                     done = metrics.read_text().count('"event": "round"') if metrics.exists() else 0
                     if 3 <= done < 30:
-                        process = json.loads(lock.read_text())["process"]
+                        process = lock.read_text().partition("pid=")[2].split()[0]
                         raylet = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
                         victim = next(n for n in two if n.all_processes["raylet"][0].process.pid == raylet)
                         seen["killed"] = {"cell": lock.parent.parent.name, "rounds": done}

@@ -19,8 +19,7 @@ from confed.federation.protocols import Output
 from confed.inference.ask import ask
 from confed.metrics.captions import Cider, bleu4, bleu_tally
 from confed.models.caption_tokenizer import END, START, WrittenWords
-from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
-from confed.models.caption_writer import beam_search
+from confed.models.caption_transformer import beam_search, caption_transformer_mini, caption_transformer_tiny
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.html.gallery import gallery
 from confed.report.html.media import ImageStore

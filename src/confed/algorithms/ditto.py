@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, action, keeps_protections
 from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params
@@ -45,6 +45,7 @@ class Ditto(Algorithm):
     traits = Traits(group="personalisation", neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
 
     @action
+    @keeps_protections("record_privacy")
     def fit(self, client: Client, message: Message) -> Message:
         """FedAvg's fit, then the personal model's training.
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from torch import nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope, named_tensors
 from confed.federation.protocols import Task
@@ -58,6 +58,12 @@ class FedBN(Algorithm):
         state = "they are all frozen in this model" if norm_layers else "this model has none"
         hint = "; algorithm.layers = 'all' takes layer and group normalisation too" if self.layers == "batch" else ""
         raise ValueError(f"FedBN keeps {what} layers private, and {state}{hint}")
+
+    def unsupported_reason(self, protection: Protection) -> str:
+        """All but privacy of records with batch normalisation."""
+        if protection == "record_privacy" and self.layers == "batch":
+            return "batch normalisation reads all examples of a batch; set algorithm.layers to 'all'"
+        return super().unsupported_reason(protection)
 
     def rules(self, client: ClientInfo) -> Rules:
         """Normalisation layers are private, the rest is shared.

@@ -100,6 +100,7 @@ class FedDyn(Corrected):
     # Client ------------------------------------------------------------------------------------------------
 
     @action
+    @keeps_protections("record_privacy")
     def fit(self, client: Client, message: Message) -> Message:
         """Local training with the regulariser, followed by the update of h_k."""
         client.load(message.tensors)

@@ -198,7 +198,7 @@ class FedLoRA(FisherWeighted):
         }
         return constants.get(self.aggregation, {})
 
-    @keeps_protections("update_privacy")
+    @keeps_protections("update_privacy", "record_privacy")
     def reports(self, action: str) -> Report:
         """The loss, and the rank that a client has left after pruning."""
         rank = {"rank": Number(1, 2**31)} if self.aggregation == "norm" else {}
@@ -377,6 +377,7 @@ class FedLoRA(FisherWeighted):
     # Client ------------------------------------------------------------------------------------------------
 
     @action
+    @keeps_protections("record_privacy")
     def fit(self, client: Client, message: Message) -> Message:
         """Local training; private parameters and D stay, the client's part of shared ones is sent."""
         starting = self._starting(client, message)

@@ -22,6 +22,7 @@ from typing import Annotated, Self
 import torch
 from torch import Tensor, nn
 
+from confed.federation.algorithm import keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.last_head import Deploying
@@ -87,6 +88,7 @@ class FedPGP(Deploying):
         """V of zeros: the global model, and a place without a client, have p_G alone."""
         return {f"{PERSONAL}.v": torch.zeros(self.rank, shared[CONTEXT].shape[1])}
 
+    @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
         """The task's loss with the personal context, plus the contrast."""
 

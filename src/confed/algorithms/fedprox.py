@@ -13,7 +13,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
@@ -33,6 +33,7 @@ class FedProx(Algorithm):
     mu: Annotated[float, NOT_NEGATIVE] = 0.01
     traits = Traits(unbatchable_reason="", neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)})
 
+    @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""
         received = dict[str, Tensor]()

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Self
 
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.families.prompts import CONTEXT, as_classifier, learned_context, prompt_pass
 from confed.federation.protocols import Batch, Task
@@ -62,6 +62,7 @@ class PromptFL(Algorithm):
         learned_context(model, "PromptFL")
         return self
 
+    @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
         """The task's loss plus the regularisers."""
         if not self.knowledge and not self.consistency:

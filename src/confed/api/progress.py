@@ -1,5 +1,6 @@
 """Progress displays: bars on a terminal or in a notebook, lines otherwise, and a table of a federation's sites."""
 
+import errno
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from confed.engines.workers import start_method
 from confed.federation.checkpoint import CorruptCheckpoint
 from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
+from confed.studies.tuned import TUNING
 from confed.system import format as formats
 from confed.system.events import (
     Caution,
@@ -391,14 +393,22 @@ def threads_kept() -> Iterator[None]:
 
 @contextmanager
 def interruptible(folder: Path, again: str) -> Iterator[None]:
-    """Interruptions of work in a folder say which Python expression goes on; a damaged checkpoint is a ValueError."""
+    """Interruptions of work in a folder, and a full disk, say what goes on; a damaged checkpoint is a ValueError."""
     try:
         yield
     except KeyboardInterrupt:
+        is_saved = kind_of(folder) or (folder / TUNING).is_file()
         text = f"stopped; everything up to the last finished round is saved. Go on with {again}"
-        raise KeyboardInterrupt(text if kind_of(folder) else "stopped before anything was saved") from None
+        raise KeyboardInterrupt(text if is_saved else "stopped before anything was saved") from None
     except CorruptCheckpoint as error:
         raise ValueError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise RuntimeError(
+            f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room and go on "
+            f"with: {again}"
+        ) from error
 
 
 @contextmanager

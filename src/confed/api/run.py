@@ -22,7 +22,8 @@ from confed.results.records import further_of, record_of
 from confed.results.runs import RunResults as Record
 from confed.results.runs import StudyResults, load
 from confed.results.settings import flat
-from confed.results.summary import number, numbers
+from confed.results.stored import TRAINING
+from confed.results.summary import number
 from confed.results.views import EVALUATED, TESTED, View
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_single
@@ -279,8 +280,7 @@ class Run(Trackable):
     @property
     def rounds(self) -> int:
         """Number of rounds that are done."""
-        done = [int(line["round"]) for line in self._record.rounds if line.get("event") == "round"]
-        return max(done, default=0)
+        return self._record.records.reached
 
     @property
     def method(self) -> str:
@@ -328,7 +328,8 @@ class Run(Trackable):
         columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
         columns |= {view: dict(curve(run, view)) for view in EVALUATED}
         for key in ("bytes_up", "bytes_down"):
-            columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
+            sent = run.records.by_round(TRAINING, key)
+            columns[key] = {int(of["round"]): sum(sent.get(of["round"], {}).values()) for of in run.records.rounds}
         columns["seconds"] = {
             int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
         }
@@ -348,11 +349,11 @@ class Run(Trackable):
         """
         run = self._record
         rows: list[tuple[int, str, str, str, float]] = []
-        for line in run.evaluations:
-            for view in EVALUATED:
-                for place, metrics in (line.get(view) or {}).items():
-                    for metric, value in numbers(metrics).items():
-                        rows.append((int(line["round"]), view, str(place), metric, value))
+        for view in EVALUATED:
+            for number_of, places in run.records.measured(view).items():
+                for place, metrics in places.items():
+                    rows += [(number_of, view, place, metric, value) for metric, value in metrics.items()]
+        rows.sort(key=lambda row: row[0])
         return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
 
     @property

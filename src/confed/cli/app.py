@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -18,6 +19,7 @@ import typer
 import typer.main
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperOption
 
 from confed.data.preparation import shown
 from confed.registry import allow_code, allowing_code, grant
@@ -31,47 +33,24 @@ _ALLOWED: list[str] = []  # what the command was given with --allow-code
 
 def shared_options() -> list[Any]:
     """The options ``--allow-code``, ``--grant`` and ``--quiet`` of every verb."""
-    carrier = typer.Typer(add_completion=False)
 
-    def allow(modules: list[str] | None) -> None:
-        _ALLOWED[:] = modules or []
-        allow_code(*_ALLOWED)
+    def allow(context: Any, option: Any, modules: Sequence[str]) -> None:
+        _ALLOWED[:] = modules
+        allow_code(*modules)
 
-    def permit(kinds: list[str] | None) -> None:
-        grant(*(kinds or ()))
+    def permit(context: Any, option: Any, kinds: Sequence[str]) -> None:
+        grant(*kinds)
 
-    def silence(wanted: bool) -> None:
+    def silence(context: Any, option: Any, wanted: bool) -> None:
         _QUIET[:] = [wanted]
 
-    @carrier.command()
-    def verb(  # pyright: ignore[reportUnusedFunction]
-        modules: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--allow-code", metavar="MODULE", callback=allow, expose_value=False, is_eager=True, show_default=False,
-                help="Allow recipes to name this module, whose code is then run; repeatable.",
-            ),
-        ] = None,
-        kinds: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--grant", metavar="network|disk", callback=permit, expose_value=False, is_eager=True,
-                show_default=False,
-                help="Grant recipes from elsewhere the network, or files outside of their folder; repeatable.",
-            ),
-        ] = None,
-        quiet: Annotated[
-            bool,
-            typer.Option(
-                "--quiet", "-q", callback=silence, expose_value=False, show_default=False,
-                help="Print results, warnings and errors, but no progress.",
-            ),
-        ] = False,
-    ) -> None:  # fmt: skip
-        """Carrier of the options; does nothing."""
-
-    command: Any = typer.main.get_command(carrier)
-    return [parameter for parameter in command.params if parameter.name in ("modules", "kinds", "quiet")]
+    common: dict[str, Any] = {"expose_value": False, "hidden": True}
+    several: dict[str, Any] = {**common, "multiple": True, "is_eager": True}
+    return [
+        TyperOption(param_decls=["--allow-code"], metavar="MODULE", callback=allow, **several),
+        TyperOption(param_decls=["--grant"], metavar="network|disk", callback=permit, **several),
+        TyperOption(param_decls=["--quiet", "-q"], is_flag=True, callback=silence, **common),
+    ]
 
 
 def is_quiet() -> bool:
@@ -96,11 +75,22 @@ if TYPE_CHECKING:
 FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 """Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C; asked to end (SIGTERM)."""
 
-_EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run study.methods=[] algorithm.lam=0.5
---seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
+_EXAMPLES = """Every command takes -q or --quiet (no progress), --allow-code MODULE (whose code recipes may run) and
+--grant network|disk (to recipes from elsewhere).
 
-Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C, 143 asked to end
-(SIGTERM)."""
+Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 Ctrl-C, 143 SIGTERM."""
+
+RENAMED = {
+    "sweep": "confed compare RECIPE --over KEY=VALUES",
+    "compare --recipe": "confed compare RECIPE [KEY=VALUE]...",
+    "gates": "confed compare RECIPE --gates, or of finished studies: confed compare STUDY LONGER --gates",
+    "cell": "confed resume STUDY --cell NUMBER",
+    "tell": "confed evaluate RUN --known SHARES",
+    "pretrain": "confed weights pretrain",
+    "convert": "confed weights convert",
+    "cache": "confed data cache",
+}
+"""Earlier command -> what does the same now."""
 
 KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "task"}
 """Section of a recipe -> kind of what it names."""
@@ -108,28 +98,23 @@ KIND_OF = {"algorithm": "method", "model": "model", "data": "dataset", "task": "
 MOST_COLUMNS = 250  # width up to which a table of figures is printed in full
 app = typer.Typer(
     name="confed",
-    help="Federated vision-language learning: a global model for everyone, and a personal one for each.",
+    help="Federated vision-language learning: a global model, and personal ones.",
     epilog=_EXAMPLES,
+    rich_markup_mode=None,  # plain help takes half the lines
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Describe and prepare datasets.")
-app.add_typer(data_app, name="data", rich_help_panel="Data and weights")
 
 console = Console(stderr=True)
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print machine-readable JSON, and nothing else, to standard output.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 
 
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")]
 Site = Annotated[str, typer.Option(help="Name of this site, a client of the data.")]
 SiteKey = Annotated[Path, typer.Option(help="This site's private key.")]
 Private = Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")]
-SiteData = Annotated[
-    list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
-]
+SiteData = Annotated[list[str] | None, typer.Option(help="key=value for [data], such as root=DIR; repeatable.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -181,6 +166,12 @@ def handling(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) ->
 
 
 def _code(given: Sequence[str]) -> int:
+    words = {word.partition("=")[0] for word in given}
+    for earlier, now in RENAMED.items():
+        verb, *options = earlier.split()
+        if given[:1] == [verb] and words.issuperset(options):
+            complain(f"confed {earlier} is now: {now}")
+            return FAULTY
     try:
         with _spoken_warnings(), shown(_step), allowing_code():
             return command_line()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
@@ -235,23 +226,38 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def command_line() -> Any:
-    """The command line; arguments get back the help that typer 0.20 loses with click 8.5."""
+    """The command line, whose help is as short as it can be: options of every command stand in that of the root."""
     root: Any = typer.main.get_command(app)
     shared = shared_options()
+    for option in root.params:
+        option.hidden = option.name == "show_completion"
     pending = [root]
     while pending:
         command = pending.pop()
         groups = getattr(command, "commands", {}).values()
         pending += groups
-        if not groups:
-            command.params += shared
         hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
-        for parameter in command.params:
+        for parameter in command.params:  # typer 0.20 loses the help of arguments with click 8.5
             for info in getattr(hints.get(parameter.name), "__metadata__", ()):
                 parameter.help = parameter.help or info.help
-            if parameter not in shared and isinstance(getattr(parameter, "help", None), str):
-                parameter.help = escape(parameter.help)  # "[data]" is a section, and no markup
+        if not groups:
+            command.params += shared
+            command.format_arguments = lambda context, formatter: None
+            command.format_options = partial(_write_parameters, command)
     return root
+
+
+def _write_parameters(command: Any, context: Any, formatter: Any) -> None:
+    """Arguments and options of a command, those of every command apart."""
+    rows: list[tuple[str, str]] = []
+    for parameter in command.params:
+        if record := parameter.get_help_record(context):
+            name, text = record
+            rows.append((name, text.replace(r"\[", "[").replace("  [", " [").removesuffix(" [required]")))
+    rows.append(("-q --grant --allow-code", "Of every command; see confed --help."))
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_dl(rows, col_max=24)
 
 
 def _failure(error: Exception) -> int:
@@ -308,6 +314,14 @@ def print_json(value: Any) -> None:
     print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
+def tell(content: Any, text: str, as_json: bool) -> None:
+    """A result on standard output: as JSON, or in words."""
+    if as_json:
+        print_json(content)
+    else:
+        Console().print(visible(escape(text)), soft_wrap=True, highlight=False)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from confed.system.release import VERSION
@@ -322,43 +336,26 @@ def options(
         bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Federated vision-language learning: a global model for everyone, and a personal one for each."""
+    """Federated vision-language learning: a global model, and personal ones."""
     del version
 
 
 @contextmanager
-def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
+def interruptible(folder: Path, again: str = "") -> Iterator[None]:
     """Advice after Ctrl-C and after a full disk: to go on with ``confed resume``, or as ``again`` says."""
-    import errno
-
-    from confed.federation.checkpoint import CorruptCheckpoint
-    from confed.results.folder import kind_of
+    from confed.api.progress import interruptible as stopping
 
     resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in allowed_modules())])
     try:
-        yield
-    except KeyboardInterrupt:
-        if kind_of(folder):
-            say(
-                "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
-                f"  {again or escape(resume)}"
-            )
-        else:
-            say("[yellow]stopped[/] before anything was saved")
+        with stopping(folder, again or resume):
+            yield
+    except KeyboardInterrupt as stop:
+        say(f"[yellow]{escape(str(stop))}[/]")
         raise typer.Exit(INTERRUPTED) from None
-    except CorruptCheckpoint as error:
-        raise ValueError(str(error)) from error
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise RuntimeError(
-            f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
-            f"and go on with: {again or resume}"
-        ) from error
 
 
 @contextmanager
-def showing(folder: Path, as_json: bool, again: str | None = None, rounds: bool = False) -> "Iterator[Display]":
+def showing(folder: Path, as_json: bool, again: str = "", rounds: bool = False) -> "Iterator[Display]":
     """Display of the progress of work in a folder, with advice after an interruption."""
     from confed.api.progress import Display
 

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, say, showing, table_of
+from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, showing, table_of
 from confed.cli.completion import complete_folder
-from confed.system.events import Progress, ignore
+from confed.system.events import Progress
 
 ROWS = {
     "auc": "membership attack on {client}, AUC (0.5 is chance)",
@@ -24,7 +24,7 @@ ROWS = {
 }
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command()
 def forget(
     folder: Annotated[
         Path,
@@ -37,10 +37,10 @@ def forget(
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Change the final model instead of training again; no guarantee.")
     ] = False,
-    rounds: Annotated[int, typer.Option(help="With --approximate: rounds with the other clients afterwards.")] = 2,
+    rounds: Annotated[int, typer.Option(help="With --approximate: rounds with the others afterwards.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Remove a client from a run: exactly, as if it had never taken part, or approximately.
+    """Remove a client from a run, exactly or approximately.
 
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
@@ -95,7 +95,7 @@ returns a :class:`confed.analysis.victim.Finding`.
 """
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command()
 def attack(
     folders: Annotated[
         list[Path], typer.Argument(help="Folders of finished runs or studies.", autocompletion=complete_folder)
@@ -103,17 +103,13 @@ def attack(
     kind: Annotated[str, typer.Option(help=f"The attack: {', '.join(KINDS)}.")],
     examples: Annotated[int | None, typer.Option(help="Number of test questions, or of audited examples.")] = None,
     client: Annotated[
-        str | None,
-        typer.Option(
-            help="trojan: client whose personal models are attacked [default: global ones]; audits: sender [the first]."
-        ),
+        str | None, typer.Option(help="trojan: whose personal models [global ones]; audits: sender [the first].")
     ] = None,
     eps: Annotated[
-        float | None,
-        typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature in standard deviations."),
+        float | None, typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature.")
     ] = None,
     units: Annotated[
-        str | None, typer.Option(help="trojan: units of eps for features, spread or absolute. [default: spread]")
+        str | None, typer.Option(help="trojan: units of eps for features, absolute or spread (the default).")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="trojan, inversion: gradient steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the choice of questions and of the search.")] = None,
@@ -122,7 +118,7 @@ def attack(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attack the models of finished runs, and report what each attacker knows.
+    """Attack finished runs and report what attackers learn.
 
     trojan: pictures and questions of the test are changed until the models err. dual-key: what a backdoor does that
     poisoned clients planted during training (dataset `poisoned`). answers and inversion: what a server of split
@@ -150,37 +146,4 @@ def attack(
         print_json(plain(finding.values))
         return
     print_tables(finding.tables)
-    print_line(f"report: {escape(str(page))}")
-
-
-@app.command(rich_help_panel="Use and examine")
-def tell(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of finished runs or studies of labels.", autocompletion=complete_folder),
-    ],
-    shares: Annotated[
-        str, typer.Option(help="Shares of each example's labels that are given as known.")
-    ] = "0,0.25,0.5,0.75",
-    client: Annotated[str, typer.Option(help="Client whose personal model is used. [default: the global model]")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the choice of labels.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for page, table and figure. [default: the first]")] = None,
-    as_json: Json = False,
-) -> None:
-    """Give models some labels of each test example and measure how much the prediction of the others improves."""
-    from confed.analysis.known_labels import tell as tell_runs
-    from confed.analysis.victim import write
-
-    try:
-        known_shares = [float(share) for share in shares.split(",")]
-    except ValueError:
-        raise ValueError(f"--shares must be numbers separated by commas, got {shares!r}") from None
-    finding = tell_runs(folders, known_shares, client, seed, ignore if as_json else notes())
-    page = write(finding, out or folders[0], "")
-    if as_json:
-        print_json(plain(finding.values))
-        return
-    print_tables(finding.tables)
-    for note in finding.values["notes"]:
-        say(escape(note))
     print_line(f"report: {escape(str(page))}")

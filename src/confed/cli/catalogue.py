@@ -1,13 +1,13 @@
 """Listings of methods, models, tasks, datasets, recipes and runs."""
 
+import ast
 import inspect
 import json
 import re
-import sys
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from confed import registry
-from confed.federation.algorithm import Algorithm
 from confed.federation.traits import GROUPS
-from confed.recipes.recipe import packaged_recipes
-from confed.recipes.schema import DERIVED, keywords
+from confed.recipes.schema import keywords
 
 
 @dataclass(frozen=True)
@@ -167,10 +165,12 @@ class Packaged:
 @cache
 def packaged() -> tuple[Packaged, ...]:
     """All packaged recipes."""
-    texts = {
-        name: (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8") for name in packaged_recipes()
-    }
-    return tuple(Packaged(name, text, tomllib.loads(text)) for name, text in texts.items())
+    recipes: list[Packaged] = []
+    for file in sorted(files("confed.recipes").iterdir(), key=lambda file: file.name.removesuffix(".toml")):
+        if file.name.endswith(".toml"):
+            text = file.read_text(encoding="utf-8")
+            recipes.append(Packaged(file.name.removesuffix(".toml"), text, tomllib.loads(text)))
+    return tuple(recipes)
 
 
 def required(constructor: Callable[..., Any]) -> list[str]:
@@ -179,9 +179,89 @@ def required(constructor: Callable[..., Any]) -> list[str]:
 
 
 KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
-
-EVERY_METHOD = frozenset(f.name for f in fields(Algorithm))  # fields that all methods have
+PACKAGES = {"methods": "algorithms", "models": "models", "tasks": "tasks", "datasets": "datasets"}
 BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE = "built in", "read from a folder (data.root)", "need something else"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the source of a registered thing says of it: importing all of them takes seconds."""
+
+    name: str
+    summary: str
+    module: str  # the first line of its module
+    label: str = ""
+    group: str = ""
+    required: tuple[str, ...] = ()  # keywords that must be given
+
+
+@cache
+def declared(kind: str) -> tuple[Declared, ...]:
+    """Methods, models, tasks or datasets, by name."""
+    found: list[Declared] = []
+    for file in sorted((files("confed") / PACKAGES[kind]).iterdir(), key=lambda file: file.name):
+        source = file / "__init__.py" if file.is_dir() else file
+        if source.name.endswith(".py") and file.name != "__init__.py" and source.is_file():
+            tree = ast.parse(source.read_text(encoding="utf-8"))
+            module = first_line(ast.get_docstring(tree))
+            for node in tree.body:
+                one = _declared(node, kind, file.name.removesuffix(".py"), module)
+                found += [] if one is None else [one]
+    return tuple(sorted(found, key=lambda one: one.name))
+
+
+def _declared(node: ast.stmt, kind: str, file: str, module: str) -> Declared | None:
+    """What a statement of a module registers, if it does."""
+    if isinstance(node, ast.ClassDef) and kind == "methods":
+        traits = _assigned(node, "traits")
+        if not isinstance(traits, ast.Call):
+            return None
+        given = {key.arg: key.value.value for key in traits.keywords if isinstance(key.value, ast.Constant)}
+        label, group = given.get("label") or node.name, given.get("group", "averaging")
+        return Declared(file, first_line(ast.get_docstring(node)), module, str(label), str(group))
+    if isinstance(node, ast.ClassDef | ast.FunctionDef) and (register := _decorator(node)) is not None:
+        name = _assigned(node, "name") if isinstance(node, ast.ClassDef) else None
+        text = str(name.value) if isinstance(name, ast.Constant) else node.name
+        required = _required(node, register) if isinstance(node, ast.FunctionDef) else ()
+        return Declared(text, first_line(ast.get_docstring(node)), module, required=required)
+    call = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.endswith("variant"):
+        name, summary = (ast.literal_eval(argument) for argument in call.args[1:3])
+        return Declared(name, first_line(summary), module)
+    return None
+
+
+def _assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """The value of a class variable."""
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == name:
+            return statement.value
+        if isinstance(statement, ast.AnnAssign) and getattr(statement.target, "id", "") == name:
+            return statement.value
+    return None
+
+
+def _decorator(node: ast.ClassDef | ast.FunctionDef) -> ast.expr | None:
+    """The decorator that registers something."""
+    for decorator in node.decorator_list:
+        function = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(function, ast.Name) and (function.id.startswith("register_") or function.id == "reader"):
+            return decorator
+    return None
+
+
+def _required(node: ast.FunctionDef, register: ast.expr) -> tuple[str, ...]:
+    """Keywords of a dataset that must be given; of one with common options, those that its reader names."""
+    listed = node.args
+    plain = [argument.arg for argument in [*listed.posonlyargs, *listed.args]]
+    required = plain[: len(plain) - len(listed.defaults)]
+    required += [one.arg for one, value in zip(listed.kwonlyargs, listed.kw_defaults, strict=True) if value is None]
+    if isinstance(register, ast.Call) and getattr(register.func, "id", "") == "reader":
+        names = register.args[0]  # of the options; a variable's are not looked up
+        has_root = not isinstance(names, ast.Constant) or "root" in str(names.value).split()
+        own = [*plain, *(one.arg for one in listed.kwonlyargs)]
+        return (*(["root"] if has_root and "root" not in own else []), *required[1:])
+    return tuple(required)
 
 
 def listing(
@@ -194,7 +274,9 @@ def listing(
     if contract and kind != "methods":
         raise ValueError(f"only methods have a contract, got {kind!r}")
     if task:
-        _ = registry.tasks[task]
+        if task not in (names := [one.name for one in declared("tasks")]):
+            hint = "".join(f"; did you mean {name!r}?" for name in get_close_matches(task, names, 1))
+            raise ValueError(f"--task must be one of {', '.join(names)}, got {task!r}{hint}")
         if kind == "runs":
             raise ValueError("--task filters methods, models, tasks, datasets and recipes, got 'runs'")
     if paper and kind not in ("methods", "recipes"):
@@ -203,19 +285,19 @@ def listing(
         from confed.testing import contract as checks
 
         result: list[dict[str, str]] = []
-        for name in registry.algorithms.names():
-            for check, verdict in checks(name):
-                result.append({"name": name, "check": check, "verdict": verdict})
+        for one in declared("methods"):
+            for check, verdict in checks(one.name):
+                result.append({"name": one.name, "check": check, "verdict": verdict})
         return result
     if kind == "runs":
         return list(chain.from_iterable(map(_folder, sorted(runs.iterdir()) if runs.is_dir() else ())))
-    makers = {"methods": _methods, "models": _models, "tasks": _tasks, "datasets": _datasets, "recipes": _recipes}
     order = {"methods": GROUPS, "datasets": (BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE)}.get(kind, ())
 
     def rank(row: Mapping[str, Any]) -> tuple[int, str]:
         return (order.index(row["group"]) if row["group"] in order else len(order), row["group"])
 
-    return sorted((row for row in makers[kind]() if _fits(kind, row, task, paper)), key=rank)
+    rows = _recipes() if kind == "recipes" else [_row(kind, one) for one in declared(kind)]
+    return sorted((row for row in rows if _fits(kind, row, task, paper)), key=rank)
 
 
 def _fits(kind: str, row: Mapping[str, Any], task: str, paper: str) -> bool:
@@ -248,61 +330,18 @@ def tasks_of(kind: str, name: str) -> set[str]:
     return task_names
 
 
-def _methods() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name in registry.algorithms.names():
-        entry: Any = registry.algorithms[name]
-        options = {f.name: _default(f.default, MISSING) for f in fields(entry) if f.name not in EVERY_METHOD}
-        rows.append(
-            {
-                "name": name,
-                "label": entry.traits.label or entry.__name__,
-                "group": entry.traits.group,
-                "summary": first_line(entry.__doc__),
-                "options": _options(options),
-                "source": papers()[name].source if name in papers() else "",
-            }
-        )
-    return rows
-
-
-def _models() -> list[dict[str, Any]]:
-    """Models by family: the module's first line heads the sizes that it registers."""
-    entries = {name: registry.models[name] for name in registry.models.names()}
-    return [_row(name, entry, _title(entry), first_line(entry.__doc__), "model") for name, entry in entries.items()]
-
-
-def _tasks() -> list[dict[str, Any]]:
-    entries = {name: registry.tasks[name] for name in registry.tasks.names()}
-    return [_row(name, entry, "", _title(entry), "task") for name, entry in entries.items()]
-
-
-def _datasets() -> list[dict[str, Any]]:
-    """Datasets: those that are made on the spot, those of a folder, and those that need something else."""
-    entries = {name: registry.datasets[name] for name in registry.datasets.names()}
-    together = Counter(entry.__module__ for entry in entries.values())
-    rows: list[dict[str, Any]] = []
-    for name, entry in entries.items():
-        summary = _title(entry) if together[entry.__module__] == 1 else first_line(entry.__doc__)
-        group = {(): BUILT_IN, ("root",): FROM_A_FOLDER}.get(tuple(required(entry)), FROM_ELSEWHERE)
-        rows.append(_row(name, entry, group, summary, ""))
-    return rows
-
-
-def _row(name: str, entry: Callable[..., Any], group: str, summary: str, section: str) -> dict[str, Any]:
-    """A row of the list with the options that a recipe may give."""
-    listed = keywords(entry, DERIVED.get(section, ()))
-    options = {key: _default(keyword.default, inspect.Parameter.empty) for key, keyword in listed.items()}
-    return {"name": name, "group": group, "summary": summary, "options": _options(options)}
-
-
-def _default(value: object, missing: object) -> object:
-    return "must be given" if value is missing else value
-
-
-def _title(entry: Callable[..., Any]) -> str:
-    """The first line of the module that defines something."""
-    return first_line(sys.modules[entry.__module__].__doc__)
+def _row(kind: str, one: Declared) -> dict[str, Any]:
+    """A row of the list: methods by kind, models by family, datasets by where they come from."""
+    if kind == "methods":
+        source = papers()[one.name].source if one.name in papers() else ""
+        return {"name": one.name, "label": one.label, "group": one.group, "summary": one.summary, "source": source}
+    if kind == "models":
+        return {"name": one.name, "group": one.module, "summary": one.summary}
+    if kind == "tasks":
+        return {"name": one.name, "group": "", "summary": one.module}
+    alone = sum(other.module == one.module for other in declared(kind)) == 1
+    group = {(): BUILT_IN, ("root",): FROM_A_FOLDER}.get(one.required, FROM_ELSEWHERE)
+    return {"name": one.name, "group": group, "summary": one.module if alone else one.summary}
 
 
 def _recipes() -> list[dict[str, Any]]:
@@ -355,19 +394,14 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 
 
 def _state(folder: Path) -> str:
-    from confed.results.folder import read_jsonl
+    from confed.results.stored import read_records
 
     if (folder / "summary.json").is_file():
         return "finished"
     if not (folder / "recipe.toml").is_file():
         return "not started"
     planned = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))["run"]["rounds"]
-    reached = max((line.get("round", 0) for line in read_jsonl(folder / "metrics.jsonl")), default=0)
-    return f"at round {min(reached, planned)} of {planned}"
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
+    return f"at round {read_records(folder).reached} of {planned}"
 
 
 def first_line(text: str | None) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from confed.cli.app import FAILED, Json, app, print_json
 
 
-@app.command(rich_help_panel="Start")
+@app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="Python file of your own; its code is run.")],
     overrides: Annotated[
@@ -22,7 +22,10 @@ def check(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check whether a method, model, dataset, task or measure of your own keeps its contract, and runs for a round."""
+    """Check a method, model, dataset, task or measure of your own.
+
+    It keeps the contract of its kind, and runs for a round.
+    """
     from confed.api.check import check_file
 
     console, faulty, all_checked = Console(highlight=False), False, []

@@ -1,4 +1,4 @@
-"""Verbs that compare methods, and results with published ones: compare, reproduce."""
+"""Verbs that compare methods, settings and results with published ones: compare, tune, reproduce."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,6 +24,7 @@ from confed.cli.app import (
     showing,
     tell_asks,
 )
+from confed.cli.completion import complete_recipe
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -36,98 +37,107 @@ if TYPE_CHECKING:
     from confed.studies.reproduce import Verdict
 
 
-@app.command(rich_help_panel="Compare")
+@app.command()
 def compare(
-    folders: Annotated[
-        list[str] | None, typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides.")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="Run this recipe's methods first; finished runs are reused.")
-    ] = None,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE [KEY=VALUE]... | FOLDER...",
+            help="A recipe to run, with overrides; or run and study folders.",
+            autocompletion=complete_recipe,
+        ),
+    ],
     methods: shared.Methods = None,
-    models: Annotated[
-        str | None,
-        typer.Option(help="With --recipe: the same with each of these models: all (of the recipe), or names a,b,c."),
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the recipe's.")] = 1,
+    over: Annotated[str, typer.Option(metavar="KEY=VALUES", help="A setting and its values: data.shards=1,2,3.")] = "",
+    along: Annotated[
+        list[str] | None, typer.Option("--with", metavar="KEY=VALUES", help="A setting that changes along; repeatable.")
     ] = None,
-    seeds: shared.Seeds = 1,
+    split: Annotated[str | None, typer.Option(help="With --over: values of data.split, a curve each.")] = None,
+    models: Annotated[str | None, typer.Option(help="The same with each of these models: a,b,c, or all.")] = None,
+    gates: Annotated[bool, typer.Option("--gates", help="Judge the benchmark in place of the methods.")] = False,
+    tuned: Annotated[Path | None, typer.Option(help="The tuned.toml of `confed tune` to use.")] = None,
     workers: shared.Workers = None,
-    tuned: shared.Tuned = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method that the others are compared with; may be repeated. [default: fedavg, fedavg_ft, adapter]"
-        ),
-    ] = None,
-    headline: Annotated[
-        str,
-        typer.Option(
-            help="The model in the column 'deployed': personal, or global_seen (what is global, with "
-            "each client's own head; local rows their own models). [default: as the recipe and the methods say]"
-        ),
+    on: Annotated[
+        str, typer.Option("--on", help="Run on a Ray cluster (ray); write a job array (slurm, script).")
     ] = "",
-    margin: shared.Margin = 1.0,
-    relative: Annotated[
-        str,
-        typer.Option(help="Also show this method's relative improvement over every other method, client by client."),
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs.")
+    slurm: Annotated[
+        list[str] | None, typer.Option("--slurm", help="Options of sbatch: partition=gpu,time=4:00:00.")
     ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="Folder for results files: JSON per method, predictions beside it; see `confed reproduce`."),
-    ] = None,
-    on: shared.On = "",
-    slurm: shared.Slurm = None,
-    submit: shared.Submit = False,
-    before: shared.Before = None,
+    submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job array.")] = False,
+    before: Annotated[list[str] | None, typer.Option("--before", help="Shell before each task; repeatable.")] = None,
     plan: shared.Plan = False,
+    reference: Annotated[
+        list[str] | None, typer.Option(help="Compare with this method; repeatable. [default: FedAvg and alike]")
+    ] = None,
+    relative: Annotated[str, typer.Option(help="Show this method's relative improvement by client.")] = "",
+    headline: Annotated[str, typer.Option(help="The model in `deployed`: personal or global_seen.")] = "",
+    margin: Annotated[float, typer.Option(help="Points within which methods count as equal.")] = 1.0,
+    results: Annotated[Path | None, typer.Option(help="Write results files for `confed reproduce` here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; of folders: for the tables.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods over seeds and over examples, with paired tests.
+    """Compare methods, models or values of a setting.
 
-    Of folders that are there, or of a whole grid of methods and seeds: `confed compare --recipe fedvqa_scenes --methods
-    all --seeds 5`. The same command goes on after an interruption, and adds methods and seeds. With --models it makes a
-    grid for each model, and a table of models and methods with tests over models.
-
-    With --on slurm it writes a job array for a cluster, a task per run; `confed compare STUDY` shows what is there.
-    With --on ray the runs are computed on the nodes of a Ray cluster.
+    Tests are paired, over seeds and over examples. Runs what is missing of the recipe's grid, or reads the folders that
+    are given. The same command goes on after an interruption, and adds methods, seeds, values and models. With --gates:
+    whether the benchmark can show what methods claim, by a local and a centralised row and 1.5 times the rounds.
     """
-    from confed.studies.cells import CELLS
-    from confed.studies.study import Grid
+    from confed.studies.study import grid_of
 
-    judged, cluster = shared.judged_by(reference, margin, headline, relative), shared.Cluster(on, slurm, submit, before)
-    if recipe is not None:
-        address, overrides = shared.with_address(on, recipe, folders or [])
-        if results is not None:
-            raise ValueError(
-                "--results is of runs that are there: `confed compare STUDY --results DIR`, without --recipe"
-            )
-        values = shared.tuned_values(tuned, recipe, overrides, seeds)
-        study = Grid(recipe, overrides, methods, headline, values, seeds)
-        grid = study if models is None else study.over_models(models)
-        if plan:
-            shared.show_grid_plan(grid, workers, cluster.options, as_json)
-            return
-        tell_asks(study.first, recipe)
-        folder = out or Path("runs") / f"{study.first.name}-{'compare' if models is None else 'models'}"
-        _check_rows(study.first, folder, judged)
-        if models is not None and relative:
-            raise ValueError("--relative is for one model; leave out --models")
-        if values is not None and (without := [row for row in study.first.methods if row not in values]):
-            complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
-        grid.open(folder, asdict(judged))
-        shared.carry_out(folder, cluster, address, workers, as_json)
+    judged = shared.judged_by(reference, margin, headline, relative, gates)
+    cluster = shared.Cluster(on, slurm, submit, before)
+    rows_given = {"--methods": methods, "--models": models, "--workers": workers, "--tuned": tuned, "--over": over,
+                  "--with": along, "--split": split, "--plan": plan, "--on": on}  # fmt: skip
+    if Path(sources[0]).is_dir():
+        given = [option for option, value in rows_given.items() if value]
+        if given or seeds != 1:
+            raise ValueError(f"{(given or ['--seeds'])[0]} goes with a recipe; {sources[0]} is a folder")
+        _of_folders(list(map(Path, sources)), reference, judged, headline, results, out, as_json)
         return
-    if any(option is not None for option in (methods, models, workers, tuned)) or seeds != 1 or on or plan:
-        raise ValueError("--methods, --models, --seeds, --workers, --tuned, --plan and --on need --recipe")
-    places = list(map(Path, folders or ()))
+    if results is not None:
+        raise ValueError("--results is of runs that are there: `confed compare STUDY --results DIR`")
+    recipe, *overrides = sources
+    if "/" in recipe and not recipe.endswith(".toml"):
+        raise ValueError(f"{recipe} is neither a folder of runs nor a recipe (`confed list recipes`, or FILE.toml)")
+    if "=" in recipe and not Path(recipe).is_file():
+        raise ValueError(f"a recipe comes before its settings, as in `confed compare modalities {recipe}`")
+    axes = {"over": over, "along": along or (), "split": split, "models": models, "gates": gates}
+    address, overrides = shared.with_address(on, recipe, overrides)
+    values = shared.tuned_values(tuned, recipe, overrides, seeds)
+    grid = grid_of(recipe, overrides, **axes, methods=methods, headline=headline, tuned=values, seeds=seeds)
+    if plan:
+        shared.show_grid_plan(grid, workers, cluster.options, as_json)
+        return
+    tell_asks(grid.first, recipe)
+    folder = out or Path("runs") / grid.name
+    _check_rows(grid.first, folder, judged)
+    if grid.over and relative:
+        raise ValueError("--relative is for one study; leave out --models and --over")
+    if values is not None and (without := [row for row in grid.first.methods if row not in values]):
+        complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
+    grid.open(folder, asdict(judged))
+    shared.carry_out(folder, cluster, address, workers, as_json)
+
+
+def _of_folders(
+    places: list[Path], references: list[str] | None, judged: shared.Judged, headline: str, results: Path | None,
+    out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """What folders that are there show: gates, cells, results files, tables."""
+    from confed.studies.cells import CELLS
+
+    if judged.gates:
+        if len(places) > 2:
+            raise ValueError("--gates is of a study and of the same rows with at least 1.5 times the rounds")
+        shared.show_gates(places[0], places[1] if len(places) > 1 else None, out, as_json)
+        return
     if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
         shared.show_cells(places[0], as_json)
         return
     if results is not None:
         _write_rows(places, results)
-    _compare_folders(places, reference, judged, headline, out, as_json)
+    _compare_folders(places, references, judged, headline, out, as_json)
 
 
 def _check_rows(recipe: "Recipe", folder: Path, judged: shared.Judged) -> None:
@@ -249,45 +259,59 @@ def _other_data(studies: "Sequence[StudyResults]") -> str:
     return next(filter(None, (other_data(firsts[0], other) for other in firsts[1:])), "")
 
 
+# Choice of settings ----------------------------------------------------------------------------------------------
+
+
+@app.command()
+def tune(
+    recipe: shared.RecipeName = "fedvqa_scenes",
+    overrides: shared.Overrides = None,
+    budget: Annotated[int, typer.Option(help="Configurations per method, the recipe's included.")] = 6,
+    methods: shared.Methods = None,
+    seed: Annotated[int, typer.Option(help="Of the tuning runs; never used for reported results.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Seeds of each configuration; scores are means.")] = 1,
+    workers: shared.Workers = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Stop those two standard errors below the median early.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder. [default: runs/NAME-tune]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose each method's settings on validation data.
+
+    All are tried equally often. Writes scores.csv and tuned.toml (for `confed compare --tuned`). The same command goes
+    on after an interruption.
+    """
+    from confed.studies.study import load_rows
+
+    loaded, _ = load_rows(recipe, overrides or [], methods)
+    folder = out or Path("runs") / f"{loaded.name}-tune"
+    shared.tune_rows(loaded, folder, workers, as_json, budget=budget, seed=seed, seeds=seeds, prune=prune)
+
+
 # Published results, run again ------------------------------------------------------------------------------------
 
 _COLOURS = {"equal bits": "green", "equal figures": "green", "within the interval": "green", "different": "red"}
 
 
-@app.command(rich_help_panel="Compare")
+@app.command()
 def reproduce(
     source: Annotated[
-        str,
-        typer.Argument(
-            help="A results file (`confed compare STUDY --results DIR`, or of a table), a run folder, its "
-            "summary.json, or the address (https://...) of such a file."
-        ),
+        str, typer.Argument(help="A results file, run folder or summary.json, or the address (https://...) of one.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="section.key=value for what is elsewhere here, such as data.root=DIR or run.workers=4."),
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="Which row of a table to run again, by its name or label. [default: the first]")
-    ] = "",
-    seed: Annotated[int | None, typer.Option(help="Which seed to run again. [default: the first]")] = None,
+    overrides: shared.Overrides = None,
+    method: Annotated[str, typer.Option(help="Row of a table, by name or label. [default: the first]")] = "",
+    seed: Annotated[int | None, typer.Option(help="Seed to run again. [default: the first]")] = None,
     all_seeds: Annotated[bool, typer.Option("--all-seeds", help="Run all seeds of the row again.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the new runs; must not exist. By default under runs/.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; must not exist.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a published result again and say whether it repeats.
 
     The verdict is one of: equal bits (history, predictions and models are the same to the last bit); equal figures
     (all published figures are the same, and there are no digests to compare); within the interval (other bits, and
-    every mean lies where one more run of the published row is expected, at 95%); different. A figure without such an
-    interval is compared as far as it has digits; another value is not judged.
-
-    A results file of a whole table has several rows, and as many digits as it says.
-
-    It comes with the first round, client and metric that differ, and what else does: data, code, packages, instruction
-    set.
+    every mean lies where one more run of the published row is expected, at 95%); different. With it comes the first
+    round, client and metric that differ, and what else does: data, code, packages, instruction set.
 
     Exit code 1 if a run is different.
     """

@@ -1,4 +1,4 @@
-"""Verbs about data: data describe, data prepare."""
+"""Verbs about data and weights: data describe, prepare and cache; weights pretrain and convert."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, console, data_app, print_json, say
+from confed.cli.app import Json, app, console, print_json, say, tell
 from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+data_app = typer.Typer(help="Describe and prepare datasets.")
+app.add_typer(data_app, name="data")
 prepare_app = typer.Typer(help="Make a dataset's folder from published files.")
 data_app.add_typer(prepare_app, name="prepare")
 
@@ -142,7 +144,7 @@ def gqa_scenes(
         Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Instead: a scene classifier, made by `confed convert places365`.")
+        Path | None, typer.Option(help="Instead: a scene classifier, made by `confed weights convert places365`.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Least confidence of a picture's scene.")] = 0.5,
     answers: Annotated[int, typer.Option(help="Size of the answer vocabulary.")] = 1642,
@@ -163,11 +165,9 @@ def gqa_scenes(
         manifest = prepare(
             gqa, images, out, options, predictions=predictions, weights=weights, device=device, progress=progress
         )
-    if as_json:
-        print_json(manifest)
-        return
-    _print_counts(manifest)
-    Console().print(f"written: {escape(str(out))}", soft_wrap=True, highlight=False)
+    if not as_json:
+        _print_counts(manifest)
+    tell(manifest, f"written: {out}", as_json)
 
 
 @prepare_app.command("vqa-v2")
@@ -197,18 +197,15 @@ def vqa_v2(
     options = Options(regions, width, precision, grid, device)
     with _bars() as progress:
         prepared = prepare(root, features or (), images or (), encoder, out, options, progress)
-    if as_json:
-        print_json(prepared)
-        return
-    shown = Console(highlight=False)
-    for split, count in prepared["questions"].items():
-        shown.print(f"{split}: {count} questions about {prepared['pictures'][split]} pictures")
-    shown.print(
-        f"features: {prepared['regions']} regions x {prepared['width']}, "
-        f"{prepared['padded']} pictures with fewer regions, "
-        f"{prepared['unused']} pictures that no question is about left out\nwritten: {escape(prepared['file'])}",
-        soft_wrap=True,
+    lines = [
+        f"{split}: {count} questions about {prepared['pictures'][split]} pictures"
+        for split, count in prepared["questions"].items()
+    ]
+    lines.append(
+        f"features: {prepared['regions']} regions x {prepared['width']}, {prepared['padded']} pictures with fewer "
+        f"regions, {prepared['unused']} pictures that no question is about left out\nwritten: {prepared['file']}"
     )
+    tell(prepared, "\n".join(lines), as_json)
 
 
 @prepare_app.command("label-embeddings")
@@ -246,12 +243,8 @@ def label_embeddings(
         labels, out, encoder=encoder, source=source, root=root, coarse=coarse, template=template, most=most, width=width
     )
     count, width = table.vectors.shape
-    if as_json:
-        print_json({"file": str(out), "labels": count, "width": width, "source": table.source})
-        return
-    shown = Console(highlight=False)
-    shown.print(f"{count} labels x {width} features: {escape(table.source)}", soft_wrap=True)
-    shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+    content = {"file": str(out), "labels": count, "width": width, "source": table.source}
+    tell(content, f"{count} labels x {width} features: {table.source}\nwritten: {out}", as_json)
 
 
 @prepare_app.command("pieces")
@@ -266,12 +259,8 @@ def pieces(
     from confed.prepare.sentencepiece import prepare_pieces
 
     prepared = prepare_pieces(recipe, out, size, overrides or ())
-    if as_json:
-        print_json(prepared)
-        return
-    shown = Console(highlight=False)
-    shown.print(f"{prepared['pieces']} pieces of {prepared['texts']} public texts")
-    shown.print(f"written: {escape(prepared['file'])}", soft_wrap=True)
+    text = f"{prepared['pieces']} pieces of {prepared['texts']} public texts\nwritten: {prepared['file']}"
+    tell(prepared, text, as_json)
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:
@@ -324,8 +313,10 @@ def _bars() -> Iterator[Progress]:
         yield show
 
 
+weights_app = typer.Typer(help="Pretrain small models, and convert published checkpoints.")
+app.add_typer(weights_app, name="weights")
 convert_app = typer.Typer(help="Turn published checkpoints into safetensors files.")
-app.add_typer(convert_app, name="convert", rich_help_panel="Data and weights")
+weights_app.add_typer(convert_app, name="convert")
 
 
 @convert_app.callback()
@@ -385,44 +376,38 @@ def model(
 
 def _converted(facts: Mapping[str, Any], text: str, out: Path, as_json: bool, kind: str = "file") -> None:
     """What a conversion has written, as JSON or as text with the facts filled in."""
-    if as_json:
-        print_json({kind: str(out), **facts})
-        return
-    written = f"written: {escape(str(out))} (SHA-256 {facts['sha256']})"
-    Console(highlight=False).print(f"{text.format(**facts)}\n{written}", soft_wrap=True)
+    written = f"{text.format(**facts)}\nwritten: {out} (SHA-256 {facts['sha256']})"
+    tell({kind: str(out), **facts}, written, as_json)
 
 
-cache_app = typer.Typer(help="List or clear what confed keeps of examples between runs.")
-app.add_typer(cache_app, name="cache", rich_help_panel="Data and weights")
 KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which picture files were found whole"}
 
 
-@cache_app.callback()
-def cache_options() -> None:
-    """List or clear what confed keeps of examples between runs."""
+@data_app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept; runs compute it again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what confed keeps of examples between runs, where, and its size.
 
-
-@cache_app.command("list")
-def list_(as_json: Json = False) -> None:
-    """Show what is kept, where, and how large it is; CONFED_FEATURES=off keeps no features."""
+    CONFED_FEATURES=off keeps no features.
+    """
+    kept = _kept()
+    if clear:
+        for folder, files in kept.values():
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                say(f"removed {len(files)} files in {escape(str(folder))}")
+        return
     folders: dict[str, dict[str, Any]] = {}
-    for kind, (folder, files) in _kept().items():
+    for kind, (folder, files) in kept.items():
         size = sum(file.stat().st_size for file in files)
         folders[kind] = {"folder": str(folder), "files": len(files), "bytes": size}
-    if as_json:
-        print_json(folders)
-        return
-    for kind, held in folders.items():
-        print(f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}")
-
-
-@cache_app.command()
-def clear() -> None:
-    """Remove all that is kept; runs compute it again."""
-    for folder, files in _kept().values():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-            say(f"removed {len(files)} files in {escape(str(folder))}")
+    lines = [
+        f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}"
+        for kind, held in folders.items()
+    ]
+    tell(folders, "\n".join(lines), as_json)
 
 
 def _kept() -> dict[str, tuple[Path, list[Path]]]:
@@ -435,7 +420,7 @@ def _kept() -> dict[str, tuple[Path, list[Path]]]:
     return result
 
 
-@app.command(rich_help_panel="Data and weights")
+@weights_app.command()
 def pretrain(
     model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
     out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,

@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from confed import registry
 from confed.cli.app import KIND_OF
-from confed.cli.catalogue import EVERY_METHOD, Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
+from confed.cli.catalogue import Difference, Packaged, first_line, packaged, papers, plain_text, tasks_of
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ranges import Range
@@ -23,6 +23,7 @@ from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import RunSection, load_recipe, read_text
 from confed.recipes.schema import DERIVED, keywords
 
+EVERY_METHOD = frozenset(one.name for one in fields(Algorithm))  # fields that all methods have
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 
@@ -46,9 +47,9 @@ def settings(constructor: Callable[..., Any], skip: Sequence[str] = (), prefix: 
         meanings = described(parent.__doc__ or "") | meanings if parent is not object else meanings
     listed: list[Setting] = []
     for name, keyword in keywords(constructor, skip).items():
-        inner, meaning = _table(hints.get(name, Any)), meanings.get(name, "")
+        inner, meaning = _table(hints.get(keyword.parameter, Any)), meanings.get(keyword.parameter, "")
         default = "" if inner or keyword.required else _toml(keyword.make())
-        kind = "table" if inner else _kind(hints.get(name))
+        kind = "table" if inner else _kind(hints.get(keyword.parameter))
         listed.append(Setting(f"{prefix}{name}", kind, default, keyword.required, meaning))
         if inner:
             listed += settings(inner, (), f"{prefix}{name}.")
@@ -270,7 +271,7 @@ def _model(name: str) -> Description:
     example = ""
     for recipe in sorted(recipes, key=lambda one: (len(one.missing), name != one.models[""])):
         row = next(row for row, model in recipe.models.items() if model == name)
-        example = f"confed compare --recipe {recipe.name} --models {row}" if row else _command(recipe)
+        example = f"confed compare {recipe.name} --models {row}" if row else _command(recipe)
         break
     if not example:
         family = [n for n in registry.models.names() if registry.models[n].__module__ == entry.__module__]
@@ -350,7 +351,7 @@ def _described(recipe: Packaged) -> Description:
     examples = [_command(recipe), *commands]
     if len(recipe.rows) > len(recipe.methods):
         given = _command(recipe).removeprefix(f"confed run {name}").replace(" data.", " data.")
-        examples.insert(1, f"confed compare --recipe {name}{given} --methods all --seeds 3")
+        examples.insert(1, f"confed compare {name}{given} --methods all --seeds 3")
     return Description(
         "recipe", name, recipe.summary,
         text=recipe.comment.split("\n\n"),

@@ -1,14 +1,12 @@
 """Verbs of a federation across machines: server, client, and those that create one: new, sign, key, demo, card."""
 
 import json
-import math
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -34,15 +32,10 @@ from confed.cli.app import (
     show,
     tell_asks,
 )
-from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
     from confed.data.card_files import Card
-    from confed.deployment.manifest import Manifest
-    from confed.engines.remote.sites import Timeouts
-    from confed.engines.remote.update_bounds import Bounds
     from confed.recipes.recipe import Recipe
-    from confed.system.events import Event
 
 
 class Engine(StrEnum):
@@ -53,136 +46,66 @@ class Engine(StrEnum):
 
 
 Chosen = Annotated[Engine, typer.Option("--engine", help="Transport of the messages.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
-Source = Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS: anyone on the network path can read and change messages.")
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="section.key=TOML, such as run.rounds=20.")
 ]
+Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or a name.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
 
 
-@app.command(rich_help_panel="Federation")
+@app.command()
 def server(
     recipe: Source,
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
-    tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
-    sites: Annotated[
-        Path | None, typer.Option(help="The list of sites and their public keys. [default: sites.json beside it]")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
+    sites: Annotated[Path | None, typer.Option(help="Sites and their public keys. [default: sites.json there]")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     method: Method = None,
     minimum: Annotated[int, typer.Option(help="Fewest sites for a round.")] = 1,
     wait: Annotated[
         float,
-        typer.Option(help="Seconds to wait for all sites before the first round; with --deliver, for a late site."),
+        typer.Option(help="Seconds for all sites to come; with --deliver, for a late one."),
     ] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
-    away: Annotated[
-        float, typer.Option(help="Seconds that a site may be disconnected before a round leaves it out.")
-    ] = 60.0,
-    update_bound: Annotated[
-        float, typer.Option(help="Largest norm of an update, as a multiple of the median; 0 for no bound.")
-    ] = 10.0,
-    weight_bound: Annotated[
-        float, typer.Option(help="Largest number of examples that counts, as a multiple of the median; 0 for no bound.")
-    ] = 10.0,
+    away: Annotated[float, typer.Option(help="Seconds without a connection that a round puts up with.")] = 60.0,
+    update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
+    weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
+        bool, typer.Option("--whole", help="Send the server's part of split methods to be evaluated.")
     ] = False,
-    deliver: Annotated[
-        bool, typer.Option("--deliver", help="No rounds: late sites get the final model, and are evaluated.")
-    ] = False,
+    deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
     insecure: Insecure = False,
-    card: Annotated[
-        Path | None, typer.Option(help="A data card (confed federation card), for a server without examples.")
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
     engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
-    """Run the server of a federation across machines; sites run `confed client` with the same recipe.
+    """Run the server of a federation across machines.
 
-    Ctrl-C stops; the same command resumes. Needs the extra "flower"; with --engine flare the extra
-    "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
+    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. Needs the extra "flower";
+    with --engine flare the extra "flare", and --tls is the folder that `confed federation new --engine flare` made,
+    which knows address and port.
     """
     from confed.api.progress import StatusPage
+    from confed.deployment.transports import Leading, transport_of
     from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
 
-    bounds = Bounds(update_bound, weight_bound)
-    if engine is Engine.flare:
-        if insecure or (host, port) != ("127.0.0.1", 8443):
-            raise ValueError("with --engine flare the kit sets address and port, and TLS is always on")
-        if deliver:
-            raise ValueError("--deliver is for Flower; with --engine flare the same command hands out the final models")
-        loaded, timeouts = _led(recipe, list(overrides or []), method, card), Timeouts(minimum, deadline, away)
-        with _private():
-            _serve_flare(loaded, tls, sites, state, timeouts, wait, whole, as_json, bounds)
-        return
-    need_flower()
-    from confed.deployment.provision import SITES, read_sites
-    from confed.deployment.server import run_server
-    from confed.deployment.site import signatures_by_list
-    from confed.engines.flower.superlink import open_superlink
-    from confed.engines.flower.supernode import read_public
-    from confed.engines.flower.transport import FlowerTransport
-
-    if (tls is None) != insecure:
-        raise ValueError("give either --tls DIR, or --insecure to go without")
-    listed = sites or (tls / SITES if tls is not None else None)
-    if listed is None:
-        raise ValueError("--sites must name the list of sites and their public keys")
-    named = read_sites(listed)
-    keys = {read_public(key): name for name, key in named.items()}
-    if len(keys) < len(named):
-        raise ValueError(f"every site needs its own key; in {listed} some have the same")
-    loaded = _led(recipe, list(overrides or []), method, card)
-    timeouts = Timeouts(minimum=minimum, deadline=deadline, away=away)
-    certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
-    with _private(), exclusive(state):
-        pass  # a second server on the state is refused before it touches the first one's messages
-    waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
-    with (
-        _private(),
-        interruptible(state, "the same command"),
-        open_superlink(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
-        StatusPage(console, state, quiet=as_json) as page,
-    ):
-        page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
-        summary = run_server(
-            loaded, state, FlowerTransport(grid, keys), names=list(keys.values()), wait=wait, timeouts=timeouts,
-            whole=whole, bounds=bounds, signatures=signatures_by_list(loaded, named), deliver=deliver, progress=page,
-        )  # fmt: skip
-    show(state, [summary], as_json)
-
-
-def _serve_flare(
-    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
-    as_json: bool, bounds: "Bounds",
-) -> None:  # fmt: skip
-    """Server of a federation over FLARE: ``confed server --engine flare``."""
-    need_flare()
-    from confed.api.progress import StatusPage
-    from confed.deployment.flare.job import ServerSettings
-    from confed.deployment.flare.server import serve
-    from confed.deployment.provision import SITES, read_sites
-
-    if kit is None or not (kit / "startup" / "fed_server.json").is_file():
-        raise ValueError("with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it")
-    kit = kit.resolve()
-    settings = ServerSettings(
-        recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
-        minimum=timeouts.minimum, deadline=timeouts.deadline, away=timeouts.away, wait=wait, whole=whole,
-        update_bound=bounds.update, weight_bound=bounds.weight,
+    transport = transport_of(engine.value)
+    leading = Leading(
+        state, tls, sites, host, port, Timeouts(minimum, deadline, away), wait, Bounds(update_bound, weight_bound),
+        whole, deliver, insecure,
     )  # fmt: skip
-    with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
-        summary = serve(recipe, kit, settings, progress=page)
+    loaded = _led(recipe, list(overrides or []), method, card)
+    with _private(), interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
+        summary = transport.lead(loaded, leading, page)
     show(state, [summary], as_json)
 
 
-@app.command(rich_help_panel="Federation")
+@app.command()
 def client(
     recipe: Source,
     overrides: Overrides = None,
@@ -192,105 +115,53 @@ def client(
     key: SiteKey = Path("key"),
     members: Annotated[
         Path | None,
-        typer.Option(
-            help="The list of sites and their public keys, for secure aggregation. [default: sites.json beside --key]"
-        ),
+        typer.Option(help="For secure aggregation: sites and keys. [default: sites.json beside --key]"),
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[
-        Path | None, typer.Option(help="The merged data card, which maps this site's data to common answers and words.")
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="The merged data card, with common answers and words.")] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Stop training when the total privacy cost of this site's updates reaches this epsilon."),
+        typer.Option(help="Stop training when the privacy cost of updates reaches this."),
     ] = None,
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=5, in_all=40 '
-            "and least=50. [default: what was given before; else exact ones, one per round, until --epsilon is spent]"
+            help="Evaluations: exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; "
+            "else exact, one per round, until --epsilon is spent]"
         ),
     ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the run is over, or this site cannot take part in it.")
-    ] = False,
-    patience: Annotated[float, typer.Option(help="Seconds without a server after which --once ends.")] = 3600.0,
+    once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
+    patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
     engine: Chosen = Engine.flower,
-    kit: Annotated[
-        Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
-    ] = Path("."),
+    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
 ) -> None:
-    """Take part in a federation across machines as one of its sites.
+    """Take part in a federation across machines as a site.
 
     Only opens outgoing connections. Ctrl-C stops; the same command resumes. Needs the extra "flower", or with --engine
     flare "flare".
     """
-    from confed.deployment.manifest import accept, check_serial
+    from confed.deployment.manifest import check_serial
+    from confed.deployment.transports import Joining, transport_of
 
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
-    if engine is Engine.flare:
-        if insecure or ca is not None:
-            raise ValueError("with --engine flare the kit sets the server and its certificate, and TLS is always on")
-        stop = threading.Event()
-        if not unsigned and (kit / "startup" / "fed_client.json").is_file():  # else it is no kit, which is said below
-            anchor = kit / "startup" / "rootCA.pem"
-            with _private():
-                accept(private, _certificate(anchor), check_signed(kit, anchor, recipe, card, site))
-        with _private(), _stopping(stop):
-            loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-            need_flare()
-            from confed.deployment.flare.server import join
-
-            join(
-                loaded, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations,
-                once=once, patience=patience, progress=notes(),
-            )  # fmt: skip
-        return
-    need_flower()
-    from confed.deployment.site import ASK_FOR_IT, open_site, signer_by_list
-    from confed.engines.flower.supernode import SuperNode, public_of, read_key
-    from confed.engines.flower.transport import client_app
-    from confed.system.events import Note
-
-    if (ca is None) != insecure:
-        raise ValueError("give either --ca FILE, or --insecure to go without TLS")
-    if not site:
-        raise ValueError("--site must name the client of the data that this site is")
-    signed = None
-    if ca is not None and not unsigned:
-        signed = check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key)))
-        check_serial(private, _certificate(ca), signed)
-    loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-    secret = read_key(key)
-    root = None if ca is None else _certificate(ca)
-
-    stop, say = threading.Event(), notes(site)
-
-    def progress(event: "Event") -> None:
-        say(event)
-        if once and opened.problem is not None:
-            stop.set()
-
-    with _private(), exclusive(private):
-        if root is not None and signed is not None:
-            accept(private, root, signed)
-        opened = open_site(
-            loaded, site, private, progress, limit=epsilon, evaluations=evaluations,
-            signer=signer_by_list(loaded, site, key, members, None if signed is None else signed.sites),
-            over=stop.set if once else lambda: None,
-        )  # fmt: skip
-        line = SuperNode(server, secret, root, largest=opened.largest, progress=progress)
-        with _stopping(stop):
-            gone = line.serve(client_app(lambda _: opened), stop, patience if once else math.inf)
-    if gone:
-        say(Note(f"{gone}: the run may be over; {ASK_FOR_IT}"))
-    if gone or opened.problem is not None:
+    transport = transport_of(engine.value)
+    joining = Joining(
+        site, private, server, ca, key, members, kit, epsilon, evaluations, once, patience, insecure,
+    )  # fmt: skip
+    signature = transport.signature(joining, recipe, card, unsigned)
+    if signature is not None:
+        check_serial(private, *signature)
+    stop = threading.Event()
+    with _private(), _stopping(stop):
+        loaded = _handed_out(recipe, [*(overrides or []), *given], method)
+        took_part = transport.join(loaded, joining, signature, stop, notes(site))
+    if not took_part:
         raise typer.Exit(FAILED)
 
 
@@ -328,40 +199,6 @@ def single_recipe(source: str, overrides: list[str], method: str | None) -> "Rec
     return loaded.method(method)
 
 
-def check_signed(
-    folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
-) -> "Manifest":
-    """Check of the coordinator's signature of this site's recipe, card and key."""
-    from confed.deployment.manifest import check_site, public_half, verified
-
-    manifest = verified(folder, _certificate(authority))
-    certificate = folder / "startup" / "client.crt"
-    if not public and certificate.is_file():  # with FLARE the certificate says who this is
-        public = public_half(certificate.read_bytes())
-        site = next((name for name, key in manifest.sites.items() if key == public), site)
-    check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
-    return manifest
-
-
-def _certificate(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"--ca: cannot read {path}: {error.strerror}") from error
-
-
-def need_flower() -> None:
-    """Check that Flower is installed; a fault is a ValueError."""
-    if find_spec("flwr") is None:
-        raise ValueError("a federation across machines needs Flower: pip install '.[flower]' -c constraints.txt")
-
-
-def need_flare() -> None:
-    """Check that FLARE is installed; a fault is a ValueError."""
-    if find_spec("nvflare") is None:
-        raise ValueError("a federation over FLARE needs it: pip install '.[flare]' -c constraints.txt")
-
-
 @contextmanager
 def _private() -> Iterator[None]:
     """Files and folders with access for their owner only, within the ``with`` block."""
@@ -391,8 +228,8 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
 
 # Creation of a federation ----------------------------------------------------------------------------------------
 
-federation_app = typer.Typer(help="Create a federation across machines, or try one on this machine.")
-app.add_typer(federation_app, name="federation", rich_help_panel="Federation")
+federation_app = typer.Typer(help="Create a federation across machines, or try one here.")
+app.add_typer(federation_app, name="federation")
 
 
 @federation_app.command("new")
@@ -414,18 +251,14 @@ def new(
 
     The new certificate authority signs the recipe, the card and the list of sites; sites check the signature.
     """
-    from confed.deployment.provision import AUTHORITY, Federation, names_of_data, provision
+    from confed.deployment.provision import AUTHORITY, Federation, names_of_data
+    from confed.deployment.transports import transport_of
     from confed.runs.cohorts import pinned
 
-    need_flare() if engine is Engine.flare else need_flower()
+    transport = transport_of(engine.value)
     loaded = pinned(single_recipe(recipe, list(overrides or []), method))
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
-    if engine is Engine.flare:
-        from confed.deployment.flare.provision import check_names
-        from confed.deployment.flare.provision import provision_flare as provision
-
-        check_names(federation)
     client_names = names_of_data(loaded, card)
     if client_names is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and there is no --card")
@@ -433,12 +266,12 @@ def new(
         raise ValueError(
             f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(client_names)}"
         )
-    provision(folder, federation)
+    transport.provision(folder, federation)
     if as_json:
         print_json({"folder": str(folder), "sites": list(names)})
         return
     say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
-    if engine is Engine.flower:
+    if (folder / AUTHORITY).is_dir():
         say(f"the authority's key is {escape(str(folder / AUTHORITY / 'ca.key'))}: keep it offline")
 
 
@@ -470,7 +303,6 @@ def sign(
 @federation_app.command("key")
 def key(path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")]) -> None:
     """Make a site's private key; prints the public key, for the server's sites.json."""
-    need_flower()
     from confed.deployment.provision import make_key
 
     print(make_key(path))
@@ -487,7 +319,6 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Run a whole federation on this machine: server and sites in separate processes, with TLS, keys and sockets."""
-    need_flare() if engine is Engine.flare else need_flower()
     from confed.deployment.demo import demonstrate
 
     given = [*(_SMALL if recipe == "fedvqa_scenes" else ()), *(overrides or ())]

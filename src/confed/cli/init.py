@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
 
 
-@app.command(rich_help_panel="Start")
+@app.command(short_help="Write a recipe for a folder of your own data.")
 def init(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder with your pictures, questions or texts; asked for on a terminal.")

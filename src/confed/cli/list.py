@@ -65,43 +65,41 @@ def _system() -> dict[str, str]:
 
 
 def _memory() -> str:
-    names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    if "SC_PHYS_PAGES" not in names:
-        return "unknown on this system"
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
-    free = f"{int(available[1]) / 2**20:.1f} GiB available of " if available else ""
-    return f"{free}{total / 2**30:.1f} GiB"
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 2**30:.1f} GiB available of {memory.total / 2**30:.1f} GiB"
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+def _requirements() -> dict[str, list[str]]:
+    """Extra, or "" for those that are always there -> what it requires."""
+    groups: dict[str, list[str]] = {}
+    for requirement in requires(DISTRIBUTION) or ():
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        groups.setdefault(extra[1] if extra else "", []).append(requirement)
+    return groups
 
 
 def _libraries() -> dict[str, str]:
     versions = {"confed": VERSION}
-    for requirement in requires(DISTRIBUTION) or ():
-        if "extra ==" not in requirement:
-            name = _package(requirement)
-            hint = for_this_installation(f"pip install {name} -c constraints.txt")
-            versions[name] = _version(name) or f"missing ({requirement}): {hint}"
+    for requirement in _requirements().get("", ()):
+        name = _package(requirement)
+        hint = for_this_installation(f"pip install {name} -c constraints.txt")
+        versions[name] = _version(name) or f"missing ({requirement}): {hint}"
     return versions
 
 
 def _extras() -> dict[str, str]:
-    groups: dict[str, list[str]] = {}
-    for requirement in requires(DISTRIBUTION) or ():
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if extra:
-            groups.setdefault(extra[1], []).append(_package(requirement))
     lines: dict[str, str] = {}
-    for extra, packages in sorted(groups.items()):
-        have = {name: _version(name) for name in packages}
-        missing = [name for name, installed in have.items() if installed is None]
-        installed_extras = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
-        command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
-        hint = f"missing {', '.join(missing)}: {command}" if missing else ""
-        lines[extra] = "; ".join(filter(None, (installed_extras, hint)))
+    for extra, required in sorted(_requirements().items()):
+        versions = {name: _version(name) for name in map(_package, required)}
+        missing = [name for name, installed in versions.items() if installed is None]
+        parts = [", ".join(f"{name} {installed}" for name, installed in versions.items() if installed)]
+        if missing:
+            command = for_this_installation(f"pip install '.[{extra}]' -c constraints.txt")
+            parts.append(f"missing {', '.join(missing)}: {command}")
+        if extra:
+            lines[extra] = "; ".join(filter(None, parts))
     return lines
 
 
@@ -138,7 +136,7 @@ def _weights() -> dict[str, str]:
     for name in MINIS:
         if not packaged(name):
             weights[name] = (
-                f"missing: give model.pretrained=FILE, made with `confed pretrain {name} --out FILE`, or false"
+                f"missing: give model.pretrained=FILE, made with `confed weights pretrain {name} --out FILE`, or false"
             )
             continue
         facts = metadata(weights_file(name))
@@ -164,7 +162,7 @@ def _weights() -> dict[str, str]:
 # Verbs that list and diagnose: list, doctor -------------------------------------------------------------------
 
 
-@app.command(name="list", rich_help_panel="Start")
+@app.command(name="list")
 def list_things(
     kind: Annotated[
         str,
@@ -184,7 +182,7 @@ def list_things(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods, models, tasks, datasets and recipes there are, by group, and the runs under ./runs.
+    """List methods, models, tasks, datasets, recipes or runs.
 
     `confed show NAME` has everything about one of them.
     """
@@ -238,7 +236,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-@app.command(rich_help_panel="Start")
+@app.command()
 def doctor(
     what: Annotated[
         str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')
@@ -261,7 +259,9 @@ def doctor(
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Check of versions, threads, memory, GPUs and missing extras; with --server, of what a site needs to join.
+    """Check this installation, a model, or whether a site can join.
+
+    Versions, threads, memory, GPUs and missing extras; with --server, what a site needs to join.
 
     `confed doctor model SOURCE`: family, parts, what LoRA would train, bytes per round, memory.
     """
@@ -312,10 +312,10 @@ def _visit(
     server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], card: Path | None,
     unsigned: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from confed.cli.federation import need_flower
-
-    need_flower()
     from confed.deployment.doctor import check_data, check_server, check_signature
+    from confed.deployment.transports import transport_of
+
+    transport_of("flower")
 
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")
@@ -338,7 +338,7 @@ def _visit(
 # Everything about one thing ------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel="Start")
+@app.command()
 def show(
     name: Annotated[
         str,
@@ -354,7 +354,10 @@ def show(
     toml: Annotated[bool, typer.Option("--toml", help="Of a recipe: print its file, to be changed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Everything about one method, model, dataset, task or recipe: settings, an example, papers, differences."""
+    """Explain one method, model, dataset, task or recipe.
+
+    Settings, an example, papers, and where it differs from them.
+    """
     from confed.cli.catalogue import packaged
     from confed.cli.description import describe_name
     from confed.recipes.recipe import read_text

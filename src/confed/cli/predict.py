@@ -1,4 +1,4 @@
-"""Verbs that use trained models: predict, export."""
+"""Verbs that use trained models: predict, export, evaluate."""
 
 import sys
 from collections import Counter
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, print_line, print_tables, say
+from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, say
 from confed.cli.completion import complete_folder
+from confed.system.events import ignore
 
 if TYPE_CHECKING:
     from confed.inference.finished_run import FinishedRun
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command()
 def predict(
     folder: Annotated[
         Path,
@@ -164,7 +165,7 @@ def _lines(prediction: Mapping[str, Any], shown: int) -> list[str]:
     return lines + ([f"and {left} less probable labels (--top, --json)"] if left else [])
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command()
 def export(
     folder: Annotated[
         Path,
@@ -189,7 +190,7 @@ def export(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Export the global and all personal models, for confed, transformers and peft.
+    """Export trained models for confed, transformers and peft.
 
     With --hub the folder has a model card with results, recipe, digests and privacy ledger, and is uploaded as it is;
     personal models are written and uploaded only with --personal. The token is that of HF_TOKEN or `hf auth login`.
@@ -265,35 +266,49 @@ def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
     return run, client
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command()
 def evaluate(
-    folder: Annotated[
-        Path,
+    folders: Annotated[
+        list[Path],
         typer.Argument(
             help="A finished run, or a study (its main method's first seed).", autocompletion=complete_folder
         ),
     ],
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="A key of the data section, such as root=DIR, or name=... for other data; repeatable."),
+        list[str] | None, typer.Option(help="A key of the data section, such as root=DIR; repeatable.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="global, personal:<client> or all; repeatable.", show_default="global")
+        list[str] | None, typer.Option(help="global, personal:CLIENT or all; repeatable. [default: global]")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="A second run, compared on the same examples.")] = None,
     examples: Annotated[
-        Literal["all", "test"],
-        typer.Option(help="Of new data: all but what the run learned from, or those that the data hold out as tests."),
+        Literal["all", "test"], typer.Option(help="Of new data: all that were not learned from, or held-out tests.")
     ] = "all",
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/evaluations/<number>]")] = None,
+    known: Annotated[
+        str, typer.Option(metavar="SHARES", help="Labels: give these shares as known, such as 0,0.25,0.5.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="With --known: of the choice of labels.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder. [default: RUN/evaluations/NUMBER]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a finished run's models on other data, with the run's metric and a paired test."""
+    """Evaluate trained models on other data, or with known labels.
+
+    The result has the run's metric and, with --against, a paired test. With --known models of labels are given some
+    labels of each test example: it says how much the prediction of the others improves, for all folders given, and is
+    written into the first.
+    """
+    if known:
+        if data or against is not None:
+            raise ValueError(f"{'--data' if data else '--against'} goes without --known, which is of the run's tests")
+        _evaluate_known(folders, known, model or ["global"], seed, out, as_json)
+        return
     from confed.inference.evaluate import evaluate as tried_on
     from confed.inference.evaluate import write_evaluation
     from confed.inference.finished_run import run_of
 
-    run = run_of(folder)
+    if len(folders) > 1:
+        raise ValueError(f"evaluate takes one folder, and a second with --against; got {len(folders)}")
+    run = run_of(folders[0])
     evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
     files = write_evaluation(evaluation, out or _next(run / "evaluations"))
     if as_json:
@@ -301,6 +316,31 @@ def evaluate(
         return
     print_tables([evaluation.table()])
     print_line(f"written: {escape(str(files['evaluation.json'].parent))}")
+
+
+def _evaluate_known(
+    folders: list[Path], shares: str, models: list[str], seed: int, out: Path | None, as_json: bool
+) -> None:
+    """How much known labels of an example improve the prediction of its others; page, table and figure."""
+    from confed.analysis.known_labels import tell
+    from confed.analysis.victim import write
+
+    try:
+        known_shares = [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise ValueError(f"--known must be numbers separated by commas, got {shares!r}") from None
+    kind, _, client = models[0].partition(":")
+    if len(models) > 1 or kind not in ("global", "personal") or (kind == "personal") != bool(client):
+        raise ValueError(f"with --known, --model must be global or personal:CLIENT, got {', '.join(models)}")
+    finding = tell(folders, known_shares, client, seed, ignore if as_json else notes())
+    page = write(finding, out or folders[0], "")
+    if as_json:
+        print_json(plain(finding.values))
+        return
+    print_tables(finding.tables)
+    for note in finding.values["notes"]:
+        say(escape(note))
+    print_line(f"report: {escape(str(page))}")
 
 
 def _next(root: Path) -> Path:

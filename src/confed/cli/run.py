@@ -25,9 +25,20 @@ from confed.cli.app import (
     table_of,
     tell_asks,
 )
-from confed.cli.completion import complete_folder, complete_key, complete_method
-from confed.cli.study import Plan, RecipeName, finish, rows_of_study, show_plan, show_sweep
+from confed.cli.completion import complete_folder
+from confed.cli.study import (
+    Methods,
+    Overrides,
+    Plan,
+    RecipeName,
+    compute_cell,
+    finish,
+    rows_of_study,
+    show_plan,
+    show_sweep,
+)
 from confed.system.collector import collector_at_rest
+from confed.system.format import duration
 from confed.tracking.backends import BACKENDS
 
 if TYPE_CHECKING:
@@ -38,30 +49,15 @@ _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.ite
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 
 
-@app.command(rich_help_panel="Train")
+@app.command()
 def run(
     recipe: RecipeName = "fedvqa_scenes",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; '~section.key' removes a key",
-            autocompletion=complete_key,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; must not exist. By default under runs/.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (the recipe's by default).")] = None,
+    overrides: Overrides = None,
+    methods: Methods = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed. [default: the recipe's]")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the first.")] = 1,
-    workers: Annotated[int | None, typer.Option(help="Processes; 0 = one per core.")] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Methods, or rows of the recipe, instead of the recipe's: a,b,c.",
-            show_default=False,
-            autocompletion=complete_method,
-        ),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of a run; 0: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; must not exist. [default: runs/NAME]")] = None,
     plan: Plan = False,
     as_json: Json = False,
 ) -> None:
@@ -109,24 +105,34 @@ def run(
     show(folder, summaries, as_json)
 
 
-@app.command(rich_help_panel="Train")
+@app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder.", autocompletion=complete_folder)],
+    folder: Annotated[Path, typer.Argument(help="Of a run, study, sweep or tuning.", autocompletion=complete_folder)],
+    cell: Annotated[
+        str, typer.Option(metavar="NUMBER|array", help="Only this run of a grid made with --on, or the array task's.")
+    ] = "",
+    grace: Annotated[float, typer.Option(help="With --cell: seconds after SIGUSR1 for the round under way.")] = 90.0,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run, study or sweep where it stopped, with the same result."""
-    finish(folder, None, as_json)
+    """Continue a run, study, sweep or tuning where it stopped.
+
+    The result is that of a run in one go. Tasks of a job array (`confed compare RECIPE --on slurm`) call this with
+    --cell array. Its exit codes: 0 done, 75 stopped before the end (SIGUSR1) and to be started again, 143 asked to end
+    (SIGTERM).
+    """
+    if cell:
+        compute_cell(folder, cell, grace)
+    else:
+        finish(folder, None, as_json)
 
 
-@app.command(rich_help_panel="Compare")
+@app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="A run, study or sweep folder, finished or not.", autocompletion=complete_folder)
+        Path, typer.Argument(help="Of a run, study or sweep, finished or not.", autocompletion=complete_folder)
     ],
-    figures: Annotated[
-        bool, typer.Option("--figures", help="Also write the figures into figures/, as PNG and SVG.")
-    ] = False,
-    methods: Annotated[str | None, typer.Option(help="With --figures: only these rows, a,b,c. [default: all]")] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="Also write figures/, as PNG and SVG.")] = False,
+    methods: Annotated[str | None, typer.Option(help="With --figures: only these rows, a,b,c.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html again and show the table."""
@@ -157,22 +163,23 @@ def report(
     show(folder, summaries, as_json)
 
 
-@app.command(rich_help_panel="Train")
+@app.command()
 def watch(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="A run, study or sweep folder. [default: the newest under ./runs]", autocompletion=complete_folder
+            help="Of a run, study or sweep. [default: the newest under runs]", autocompletion=complete_folder
         ),
     ] = None,
     every: Every = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Follow a run, study or sweep from its files: rounds, loss, accuracy, time left; also one of another process.
+    """Follow a run, study or sweep while it is under way.
 
-    Ends when nothing is under way any more; Ctrl-C ends the watching, never the run. With --json the state is printed
-    once. Exit code 1 where a run has failed.
+    Rounds, loss, accuracy and time left are read from the folder's files, also of another process. Ends when nothing is
+    under way any more; Ctrl-C ends the watching, never the run. With --json the state is printed once. Exit code 1
+    where a run has failed.
     """
     from confed.results.watching import states_of
 
@@ -248,17 +255,11 @@ def _states_table(place: Path, states: "Sequence[RunState]") -> Group:
             "" if state.loss is None else f"{state.loss:.4f}",
             "" if state.value is None else f"{state.value:.1%}",
             "" if state.seconds is None else f"{state.seconds:.1f}",
-            "" if state.left is None or state.state != "running" else _duration(state.left),
+            "" if state.left is None or state.state != "running" else duration(state.left),
         )
         if state.text:
             table.add_row("", escape(state.text))
     return Group(heading, table)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _newest(runs: Path) -> Path:
@@ -281,19 +282,17 @@ def _complete_tool(incomplete: str) -> list[str]:
     return [name for name in BACKENDS if name.startswith(incomplete)]
 
 
-@app.command(rich_help_panel="Compare")
+@app.command()
 def track(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="A run, study or sweep folder, or a site's private folder.", autocompletion=complete_folder
-        ),
+        typer.Argument(help="Of a run, study or sweep, or a site's private one.", autocompletion=complete_folder),
     ],
     to: Annotated[
         str, typer.Option(help=f"The tool: {', '.join(BACKENDS)}.", autocompletion=_complete_tool)
     ] = "trackio",
     at: Annotated[str, typer.Option(help=f"Where it keeps runs. {_PLACES}.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on while a process is at work in the folder.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on while a process is at work there.")] = False,
     every: Every = 2.0,
     project: Annotated[str, typer.Option(help="Name of the project. [default: the recipe's]")] = "",
     group: Annotated[str, typer.Option(help="Name of the group. [default: the study folder's]")] = "",
@@ -301,7 +300,7 @@ def track(
     files: Annotated[bool, typer.Option(help="Send recipe, summary and report as well.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Send a run's or study's parameters, metrics by round, and files to a tracking tool.
+    """Send metrics and files of runs to a tracking tool.
 
     Runs know nothing of it: their files are read, while they run (--follow) or later. What the tool has already is not
     sent twice. Reports hold sample pictures: --no-files keeps them here.

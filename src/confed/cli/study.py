@@ -1,12 +1,16 @@
-"""Common parts of the verbs that run grids of methods, seeds and points: options, plans, execution and results."""
+"""Common parts of the verbs that run grids of methods, seeds and points: options, plans, execution, cells, results."""
 
 import json
 import math
+import os
+import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,9 +19,12 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
+    INTERRUPTED,
     allowed_modules,
     complain,
     console,
+    default_workers,
+    handling,
     plain,
     print_json,
     print_line,
@@ -28,10 +35,12 @@ from confed.cli.app import (
     showing,
     table_of,
 )
-from confed.cli.completion import complete_method, complete_recipe
+from confed.cli.completion import complete_key, complete_method, complete_recipe
 from confed.federation.file_names import name_of_file, path_of
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from confed.recipes.recipe import Recipe
     from confed.report.tables.table import Table
     from confed.results.sweep import Sweep
@@ -39,53 +48,32 @@ if TYPE_CHECKING:
     from confed.studies.cluster import Options
     from confed.studies.runner import Outcome
     from confed.studies.study import Grid, Job, StudyFolder
+    from confed.studies.tuned import Tuned as TunedRow
 
     Execute = Callable[[StudyFolder], Outcome]
 
 
 RecipeName = Annotated[
     str,
+    typer.Argument(help="A file, or a packaged recipe's name (confed list recipes).", autocompletion=complete_recipe),
+]
+Overrides = Annotated[
+    list[str] | None,
     typer.Argument(
-        help="A recipe file, or the name of a packaged one (`confed list recipes`).", autocompletion=complete_recipe
+        metavar="[KEY=VALUE]...",
+        help="section.key=TOML, such as algorithm.lam=0.5; ~section.key takes a key away.",
+        autocompletion=complete_key,
     ),
 ]
 Methods = Annotated[
-    str | None,
-    typer.Option(
-        help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]",
-        autocompletion=complete_method,
-    ),
+    str | None, typer.Option(help="Rows: a,b,c, or all. [default: the recipe's]", autocompletion=complete_method)
 ]
-Seeds = Annotated[int, typer.Option(help="Number of seeds, counted from the recipe's.")]
-Workers = Annotated[
-    int | None, typer.Option(help="Parallel runs, one process each. [default: one per core; one on a GPU]")
-]
-Tuned = Annotated[Path | None, typer.Option(help="Use the values of this tuned.toml of `confed tune`.")]
-Margin = Annotated[float, typer.Option(help="Points within which methods count as equal (equivalence test).")]
-On = Annotated[
-    str,
-    typer.Option(
-        "--on",
-        help="ray: runs on the nodes of a Ray cluster (run.address). slurm, or script (PBS, LSF, ...): write a job "
-        "script, a task per run, in place of running.",
-    ),
-]
-Slurm = Annotated[
-    list[str] | None,
-    typer.Option("--slurm", help="Options of sbatch: partition=gpu,gres=gpu:1,time=4:00:00. Repeatable."),
-]
-Submit = Annotated[bool, typer.Option("--submit", help="With --on slurm: also submit the script.")]
-Before = Annotated[
-    list[str] | None,
-    typer.Option("--before", help='A line of shell before each task, such as "module load cuda". Repeatable.'),
-]
-Plan = Annotated[
-    bool,
-    typer.Option("--plan", help="Measure a few steps, print calls, bytes, memory, disk and time, and write nothing."),
-]
+Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core; one on a GPU]")]
+Plan = Annotated[bool, typer.Option("--plan", help="Measure a few steps and print what it will take.")]
 
 _RAY = {"run.engine": "run.engine=local", "run.address": 'run.address=""'}
 """Key -> override with which runs are made without Ray."""
+_VERDICTS = {True: "[green]passed[/]", False: "[red]failed[/]", None: "not judged"}
 LISTED = 30  # cells that are shown one by one
 
 
@@ -95,6 +83,7 @@ class Judged:
     margin: float = 0.01  # of equality, a fraction
     # the method whose relative improvement over each of the others is shown, client by client; "" for none
     relative: str = ""
+    gates: bool = False  # as a benchmark, whose gates are judged in place of methods
 
 
 @dataclass(frozen=True)
@@ -121,26 +110,14 @@ class Cluster:
         object.__setattr__(self, "options", parse_options(self.slurm or []))
 
 
-def default_workers(recipe: "Recipe") -> int:
-    """Processes for cells: one per core, or one where they would share a GPU."""
-    from confed.engines.workers import free_cores
-
-    return free_cores() if recipe.run.device == "cpu" else 1
-
-
-def base_name(source: str) -> str:
-    """Name of a recipe, or of its file, in the names of folders."""
-    return Path(source).name.removesuffix(".toml")
-
-
-def judged_by(references: list[str] | None, margin: float, headline: str, relative: str = "") -> Judged:
+def judged_by(references: list[str] | None, margin: float, headline: str, relative: str, gates: bool = False) -> Judged:
     """How methods are judged, as options say it."""
     from confed.results.summary import check_headline
 
     if not 0 < margin < 100:
         raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
     check_headline(headline, "--headline")
-    return Judged(tuple(references or ()), margin / 100, relative)
+    return Judged(tuple(references or ()), margin / 100, relative, gates)
 
 
 def tuned_values(
@@ -163,12 +140,16 @@ def tuned_values(
 
 
 def finish(folder: Path, workers: int | None, as_json: bool) -> None:
-    """Execution of what is missing in a run, study or sweep folder; its tables and report are written and shown."""
+    """Execution of what is missing in a run, study, sweep or tuning; its tables and report are written and shown."""
     from confed.results.folder import kind_of
     from confed.studies.runner import resume, run_study
+    from confed.studies.tune import is_tuning
 
     if kind_of(folder) == "federation":  # see confed.deployment.server
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
+    if is_tuning(folder):
+        finish_tuning(folder, workers, as_json)
+        return
 
     def execute(study: "StudyFolder") -> "Outcome":
         count = workers if workers is not None else default_workers(study.recipe)
@@ -186,7 +167,7 @@ def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
     from confed.studies.runner import gather
 
     if not _finish_grid(folder, lambda study: gather(study.root), as_json, more):
-        raise ValueError(f"{folder} must be a study of `confed compare --recipe`, or a sweep")
+        raise ValueError(f"{folder} must be a study of `confed compare RECIPE`, or a sweep")
 
 
 def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any] | None = None) -> bool:
@@ -207,8 +188,6 @@ def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[
 
 def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
-    terms = study.index.get("judged", {})
-    judged = Judged(tuple(terms.get("references", ())), terms.get("margin", 0.01), terms.get("relative", ""))
     outcome = execute(study)
     if not outcome.summaries:
         if outcome.failed:
@@ -216,9 +195,16 @@ def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more:
             place = _cell(study.root, first)
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
-    _show_study(outcome, judged, as_json, more)
+    _show_study(outcome, _judged(study), as_json, more)
     if outcome.failed:
         raise typer.Exit(FAILED)
+
+
+def _judged(study: "StudyFolder") -> Judged:
+    """How the methods of a study are judged, as its index says."""
+    terms = study.index.get("judged") or {}
+    references, relative = tuple(terms.get("references", ())), terms.get("relative", "")
+    return Judged(references, terms.get("margin", 0.01), relative, bool(terms.get("gates")))
 
 
 def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
@@ -250,7 +236,12 @@ def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[s
         errors |= {f"{place}/{cell}": text for cell, text in outcome.errors.items()}
     if not any(outcome.summaries for outcome in outcomes.values()):
         raise ValueError("no run could be made: " + next(iter(errors.values()), "the folder holds no study"))
-    show_sweep(root, as_json, errors, more)
+    studies = [growing(root / point.folder) for point in sweep.points]
+    if all(study is not None and _judged(study).gates for study in studies):
+        first, *longer = [root / point.folder for point in sweep.points]
+        show_gates(first, longer[0] if longer else None, root, as_json)
+    else:
+        show_sweep(root, as_json, errors, more)
     for text, cells in _grouped(errors).items():
         complain(f"{', '.join(cells)}: {text}", "without")
     if any(outcome.failed for outcome in outcomes.values()):
@@ -329,6 +320,31 @@ def show_sweep(
     print_line(f"written to {escape(str(root))}: {escape(files)}")
 
 
+def show_gates(study: Path, longer: Path | None, out: Path | None, as_json: bool) -> None:
+    """Gates of a benchmark, judged by its study and by one with more rounds, written into ``out`` and printed."""
+    from confed.federation.checkpoint import write_atomically
+    from confed.studies.gates import GATES, judged
+    from confed.studies.study import read_study
+
+    recipe = read_study(study).recipe
+    gates = judged(recipe, study, longer)
+    content = plain({"recipe": recipe.name, "rounds": recipe.run.rounds, "gates": [vars(gate) for gate in gates]})
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / GATES, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    if as_json:
+        print_json(content)
+        return
+    title = f"{recipe.name}: whether differences between methods could show, {recipe.run.rounds} rounds"
+    table = table_of("gate", "asked", "found", "", title=escape(title), title_justify="left")
+    for gate in gates:
+        found = escape(gate.found.removeprefix("not judged: "))
+        table.add_row(gate.key, escape(gate.asked), found, _VERDICTS[gate.passed])
+    print_table(table)
+    if out is not None:
+        say(escape(f"written: {out / GATES}"))
+
+
 def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table], list[Path]]":
     """Results of a sweep over models for machines, its first tables, and the files."""
     from confed.report.tables.models import model_tables, pairs_of, pairs_over_models, shown_first, write_models
@@ -359,6 +375,59 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     for cell, text in errors.items():
         groups.setdefault(text, []).append(cell)
     return groups
+
+
+# Tuning: the results of a folder's configurations ------------------------------------------------------------------
+
+
+def finish_tuning(folder: Path, workers: int | None, as_json: bool) -> None:
+    """Execution of the configurations that are missing in a tuning's folder; what was chosen is shown."""
+    from confed.studies.tune import tuned_before
+
+    recipe, terms = tuned_before(folder)
+    tune_rows(recipe, folder, workers, as_json, **terms)
+
+
+def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, as_json: bool, **terms: Any) -> None:
+    """Tuning of a recipe's rows on these terms; what was chosen is shown."""
+    from confed.studies.tune import tune
+
+    count = workers if workers is not None else default_workers(recipe)
+    with showing(folder, as_json) as display:
+        rows = tune(recipe, folder, workers=count, progress=display, **terms)
+    if as_json:
+        methods = [{**asdict(tuned), "lead": tuned.lead} for tuned in rows]
+        print_json(plain({"folder": str(folder), "methods": methods}))
+    else:
+        print_table(_tuning_table(rows))
+        for tuned in rows:
+            if tuned.lead:
+                print_line(escape(f"{tuned.label}: {tuned.lead}"))
+        for tuned in rows:
+            if tuned.error:
+                print_line(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}")
+        print_line(escape(f"written: {folder}/tuned.toml, scores.csv"))
+    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in rows):
+        raise typer.Exit(FAILED)
+
+
+def _tuning_table(rows: "Sequence[TunedRow]") -> "RichTable":
+    from confed.studies.tuned import in_words
+
+    numbers = ("recipe's own", "chosen's", "tried", "pruned")
+    title = "Chosen on validation data"
+    table = table_of("method", "chosen", *numbers, right=numbers, title=title, title_justify="left")
+    for tuned in rows:
+        default_score, best = tuned.trials[0].score if tuned.trials else None, tuned.best
+        table.add_row(
+            escape(tuned.label),
+            escape(in_words(best.values)) if best else "–",
+            "–" if default_score is None else f"{default_score:.1%}",
+            "–" if best is None else f"{best.score:.1%}",
+            str(len(tuned.trials)),
+            str(sum(trial.state == "pruned" for trial in tuned.trials)),
+        )
+    return table
 
 
 # Runs on a cluster: a job script or Ray, and what is there ------------------------------------------------------
@@ -436,7 +505,7 @@ def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: s
             f"PBS:          qsub -J {span} -r y {script}",
             f'LSF:          bsub -J "{root.name}[{missing}]" -r -Q 75 < {script}',
             f"Grid Engine:  qsub -t {span} -r y {script}",
-            f"Kubernetes:   an indexed Job of {count} completions with the command: confed cell {root}",
+            f"Kubernetes:   an indexed Job of {count} completions with the command: confed resume {root} --cell array",
         ]
     lines.append(f"see what is there with:   confed compare {root}")
     for line in lines:
@@ -471,6 +540,118 @@ def show_cells(root: Path, as_json: bool) -> None:
             say(f"and {len(listed) - LISTED} more")
     if counts["done"]:
         show_gathered(root, False, {})
+
+
+# Cells: one run of a study, as an array task of a cluster computes it ---------------------------------------------
+
+AGAIN = 75
+"""Exit code of a cell that stopped before its end and goes on when it is started again (EX_TEMPFAIL of sysexits.h)."""
+
+
+def compute_cell(study: Path, number: str, grace: float) -> None:
+    """Execution or continuation of one run of a study or sweep: the cell of a number, or of this array task."""
+    from confed.api.progress import Display
+    from confed.federation.checkpoint import CorruptCheckpoint
+    from confed.studies.cells import find_cell
+    from confed.studies.cluster import array_index
+    from confed.studies.runner import complete, one_job
+    from confed.system.events import Progress
+
+    if not grace >= 0:
+        raise ValueError(f"--grace must be at least 0 seconds, got {grace}")
+    if number != "array" and not number.isdecimal():
+        raise ValueError(f'--cell must be the number of a cell, or "array" for that of this array task, got {number!r}')
+    wanted = array_index(os.environ) if number == "array" else int(number)
+    if wanted is None:
+        raise ValueError(f"give the number of a cell: confed resume {study} --cell NUMBER (this is no array task)")
+    study_folder, job, note = find_cell(study, wanted)
+    if note:
+        complain(note, "warning")
+    folder = study_folder.root / job.folder
+    if study_folder.finished(job):
+        say(f"cell {wanted} is there already: {escape(str(folder))}")
+        return
+    before = _saved(folder)
+    with _stopping(grace) as stop, Display(console, rounds=True) as display:
+
+        def work(progress: Progress) -> dict[str, object]:
+            return complete(study_folder, job, progress, outlast=True, stopping=stop.honoured)
+
+        try:
+            one_job(display, f"cell {wanted}, {study_folder.labels[job.method]}, seed {job.seed}", work)
+            return
+        except KeyboardInterrupt:
+            pass
+        except CorruptCheckpoint as error:
+            raise ValueError(str(error)) from error
+    _stopped(wanted, folder, before, stop.announced)
+
+
+@dataclass
+class _Stop:
+    """Whether the scheduler has announced the end of the time limit."""
+
+    announced: bool = False
+
+    def honoured(self) -> bool:
+        """Whether to stop now, between two rounds: what is saved then is not cut short by the end of the grace."""
+        if self.announced:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return self.announced
+
+
+@contextmanager
+def _stopping(grace: float) -> Iterator[_Stop]:
+    """SIGUSR1 as the wish to stop after the round under way, or ``grace`` seconds later; a second one: at once."""
+    stop = _Stop()
+    if not hasattr(signal, "SIGUSR1"):  # Windows, where no scheduler sends it
+        yield stop
+        return
+
+    def announce(signum: int, frame: FrameType | None) -> None:
+        if stop.announced or not grace:
+            stop.announced = True
+            raise KeyboardInterrupt
+        stop.announced = True
+        signal.setitimer(signal.ITIMER_REAL, grace)
+
+    def over(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with handling({signal.SIGUSR1: announce, signal.SIGALRM: over}):
+        try:
+            yield stop
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _saved(folder: Path) -> int:
+    """Round of the newest checkpoint; 0 without one."""
+    from confed.federation.checkpoint import Checkpoints
+
+    return max(Checkpoints(folder / "checkpoint").rounds(), default=0)
+
+
+def _stopped(number: int, folder: Path, before: int, limit: bool) -> None:
+    """What follows a stop: the task is queued again if it was the time limit, and some round was finished."""
+    from confed.studies.cluster import requeue
+    from confed.studies.runner import leave_error
+
+    now = _saved(folder)
+    if not limit:
+        say(f"[yellow]stopped[/] after round {now}; cell {number} goes on there when it is started again")
+        raise typer.Exit(INTERRUPTED)
+    if now <= before:
+        why = (
+            f"cell {number} could not finish one round, or the final evaluation, in its time, and would not in the "
+            "same time again: give it a longer time limit (--slurm time=...)"
+        )
+        leave_error(folder, f"RuntimeError: {why}\n")
+        raise RuntimeError(why)
+    again = requeue()
+    how = "is queued again" if again else "goes on there when it is started again"
+    say(f"[yellow]stopped[/] after round {now} for the time limit; cell {number} {how}")
+    raise typer.Exit(AGAIN)
 
 
 # Plans: what runs will compute, send, keep and take ---------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from confed.data.intake.identity import first_copies_of_files, joined_groups, no
 from confed.data.intake.walk import role_of
 from confed.data.options import Options
 from confed.data.owners import with_owner
-from confed.data.picture_files import HELD, Check, PictureFiles
+from confed.data.picture_files import HELD, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.federation.ranges import BELOW_ONE
 
 # Clusters of pictures that look alike, by the colours of their parts ------------------------------------------
 
@@ -71,9 +72,30 @@ Turns = Literal["each", "last"]
 """Which of a conversation's answers are examples."""
 
 
+@dataclass(frozen=True)
+class Dealing(Options):
+    """Options of how conversations are shared out, beside those of all datasets.
+
+    Attributes:
+        columns: what a column is here -> its name in the files.
+        question: what is asked where rows have only pictures and an answer.
+        skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
+        turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
+        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
+    """
+
+    partition: str | None = None
+    validation: Annotated[float, BELOW_ONE] = 0.1
+    test_share: Annotated[float, BELOW_ONE] = 0.2
+    columns: Mapping[str, str] | None = None
+    question: str = ""
+    skew: str = "answer"
+    turns: Turns = "each"
+    fold_case: bool = False
+
+
 def shown_files(
-    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, *, size: int, unreadable: float,
-    check: Check,
+    records: Sequence[ChatRecord], find: Callable[[str], Path], account: Account, options: Options
 ) -> tuple[list[ChatRecord], PictureFiles, dict[str, int]]:  # fmt: skip
     """Conversations that name their pictures by files, these files, and the row of each; equal files are one."""
     names = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
@@ -87,7 +109,7 @@ def shown_files(
     shown: list[ChatRecord] = []
     for record in records:
         shown.append(replace(record, pictures=tuple(file_of[name] for name in record.pictures)))
-    return shown, PictureFiles(index, size, unreadable=unreadable, check=check), index
+    return shown, options.pictures(index), index
 
 
 def share_conversations(
@@ -95,12 +117,9 @@ def share_conversations(
     records: Sequence[ChatRecord],
     pictures: np.ndarray | Pictures,
     index: Mapping[str, int],
-    options: Options,
+    options: Dealing,
     facts: Mapping[str, str],
     account: Account,
-    *,
-    skew: str = "answer",
-    turns: Turns = "each",
 ) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
@@ -115,11 +134,12 @@ def share_conversations(
     if not index:
         raise ValueError(f"{name}: expected pictures in the conversations, found none")
     _check_names(records)
+    skew = options.skew
     has_clients = any(record.columns.get("client", "").strip() for record in records)
     partition = options.partition or ("client" if has_clients else "iid")
     records = _owned(records, partition, options.unseen, account)
     together = joined_groups((*record.pictures, *record.united) for record in records)
-    examples, owner = _examples(records, pictures, index, turns)
+    examples, owner = _examples(records, pictures, index, options.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
     column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
     if CLUSTER in (partition, skew):

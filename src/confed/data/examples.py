@@ -108,6 +108,10 @@ class TableData:
         key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
         return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
 
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Training batches of some examples; see :class:`confed.federation.protocols.RandomAccess`."""
+        return self._batches(0, batch_size, numbers)
+
     def steps(self, batch_size: int, least: int = 1) -> int:
         """Number of training batches per epoch with at least ``least`` examples."""
         rows = self._train if self._kept is None else self._train.take(len(self._kept))

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from confed.data.picture_files import Check, PictureFiles
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_fields
 
 
 @dataclass(frozen=True)
@@ -36,30 +38,23 @@ class Options:
     root: Path | str = Path()
     partition: str | None = "iid"
     unseen: Sequence[str] = ()
-    clients: int = 4
-    alpha: float = 0.5
-    sigma: float = 1.0
+    clients: Annotated[int, AT_LEAST_ONE] = 4
+    alpha: Annotated[float, POSITIVE] = 0.5
+    sigma: Annotated[float, NOT_NEGATIVE] = 1.0
     median: float = 16.0
     largest: int = 80
     minimum: int = 10
-    validation: float = 0.0
-    test_share: float = 0.0
-    max_train: int | None = None
-    max_test: int | None = None
-    image_size: int = 224
-    unreadable: float = 0.01
+    validation: Annotated[float, BELOW_ONE] = 0.0
+    test_share: Annotated[float, BELOW_ONE] = 0.0
+    max_train: Annotated[int | None, AT_LEAST_ONE] = None
+    max_test: Annotated[int | None, AT_LEAST_ONE] = None
+    image_size: Annotated[int, AT_LEAST_ONE] = 224
+    unreadable: Annotated[float, SHARE] = 0.01
     check: Check = "decoded"
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
 
     def __post_init__(self) -> None:
-        for name, limit in (("max_train", self.max_train), ("max_test", self.max_test)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be None or at least 1, got {limit}")
-        for name, share in (("validation", self.validation), ("test_share", self.test_share)):
-            if not 0 <= share < 1:
-                raise ValueError(f"{name} must be a share of the training examples in [0, 1), got {share}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+        check_fields(self, "data")
 
     @property
     def folder(self) -> Path:
@@ -69,3 +64,41 @@ class Options:
     def pictures(self, files: Iterable[Path | str] = ()) -> PictureFiles:
         """A table of picture files with these options."""
         return PictureFiles(files, self.image_size, unreadable=self.unreadable, check=self.check)
+
+
+@dataclass(frozen=True)
+class DrawnOptions:
+    """Options of datasets that are drawn by the package itself.
+
+    Attributes:
+        train: training {things} per client.
+        validation: validation {things} per client.
+        test: test {things} per client and per unseen place.
+        unseen: places without a client.
+        clients: number of clients.
+        alpha: concentration of "dirichlet".
+        conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
+        test_seed: decides the test {things}.
+        seed: decides training and validation {things}.
+    """
+
+    train: Annotated[int, AT_LEAST_ONE] = 200
+    validation: Annotated[int, AT_LEAST_ONE] = 40
+    test: Annotated[int, AT_LEAST_ONE] = 60
+    unseen: tuple[str, ...] = ()
+    clients: Annotated[int, AT_LEAST_ONE] = 4
+    alpha: Annotated[float, POSITIVE] = 0.5
+    conflict: Annotated[float, SHARE] = 0.5
+    test_seed: Annotated[int, NOT_NEGATIVE] = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data")
+
+    def size(self, role: str) -> int:
+        """Examples per client in a role."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[role]
+
+    def seed_of(self, role: str) -> int:
+        """The seed that a role's examples depend on."""
+        return self.test_seed if role == "test" else self.seed

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.walk import visible
 from confed.data.options import Options
 from confed.data.partitions import iid
-from confed.data.picture_files import NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.seeding import generator
 from confed.datasets.picture_captions import kind_of, known_words, to_describe
 from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, SHARE
 from confed.metrics.captions import caption_words
 
 
@@ -37,13 +38,13 @@ from confed.metrics.captions import caption_words
 def caption_corpus(
     options: Options,
     mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
-    words: int = 20,
-    turns: int = 3,
-    near_duplicates: float = 0.8,
-    most: int = 100_000,
-    public: float = 0.0,
-    min_count: int = 5,
-    shots: int = 0,
+    words: Annotated[int, AT_LEAST_ONE] = 20,
+    turns: Annotated[int, AT_LEAST_ONE] = 3,
+    near_duplicates: Annotated[float, SHARE] = 0.8,
+    most: Annotated[int, AT_LEAST_ONE] = 100_000,
+    public: Annotated[float, BELOW_ONE] = 0.0,
+    min_count: Annotated[int, AT_LEAST_ONE] = 5,
+    shots: Annotated[int, NOT_NEGATIVE] = 0,
 ) -> FederatedDataset:
     """A corpus in shards, dealt out in equal random shares.
 
@@ -70,8 +71,11 @@ def caption_corpus(
         check: see :class:`confed.data.picture_files.NamedPictures`.
         seed: see ``validation``.
     """
-    _check(options, words, turns, most, shots, near_duplicates, public)
-    check_unreadable(options.unreadable, options.check)
+    if options.validation + options.test_share >= 1:
+        raise ValueError(
+            "validation and test_share must leave pictures to train on, got "
+            f"{options.validation} and {options.test_share}"
+        )
     root = options.folder
     corpus = _read(root, words, turns, most, near_duplicates)
     pictures = _pictures(root, corpus, options.image_size)
@@ -296,18 +300,3 @@ def _described(
     return to_describe(
         pictures, rows, [kind_of(given) for given in captions], names, captions, before if shots else None
     )
-
-
-def _check(options: Options, words: int, turns: int, most: int, shots: int, near: float, public: float) -> None:
-    """Check of the options' ranges."""
-    least = {"clients": (options.clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1)}
-    for name, (value, low) in {**least, "shots": (shots, 0)}.items():
-        if value < low:
-            raise ValueError(f"{name} must be at least {low}, got {value}")
-    if not 0 <= near <= 1:
-        raise ValueError(f"near_duplicates must lie in [0, 1], got {near}")
-    shares = [options.validation, options.test_share, public]
-    if min(shares) < 0 or max(shares) >= 1 or options.validation + options.test_share >= 1:
-        raise ValueError(
-            f"validation, test_share and public must be shares in [0, 1) that leave something, got {shares}"
-        )

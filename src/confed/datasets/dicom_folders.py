@@ -6,7 +6,6 @@ shows it: rescaled, in its window (PS3.3 C.11.2), light where MONOCHROME1 says d
 """
 
 import warnings
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -14,41 +13,32 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
+from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
+from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
-from confed.data.options import Options
-from confed.data.picture_files import Check, PictureFiles
-from confed.registry import register_dataset
+from confed.data.picture_files import PictureFiles
+from confed.datasets.reader import reader
 
 _AXES = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "H": (2, 1), "F": (2, -1)}
 _SHOWN = (1, 1, -1)
 """Letters of directions as axis and sign; and those of a viewer: towards the patient's left, back and feet."""
 
 
-@register_dataset
+@reader(
+    "root partition * table columns frames window clients alpha validation test_share max_train unreadable check "
+    "image_size seed",
+    things="examples", partition=ClassPartition | None,
+)  # fmt: skip
 def dicom_folders(
-    root: Path | str,
-    partition: Literal["client", "iid", "dirichlet"] | None = None,
-    *,
+    how: Dealing,
     table: str = "",
-    columns: Mapping[str, str] | None = None,
     frames: Literal["middle", "all"] = "middle",
     window: tuple[float, float] | None = None,
-    clients: int = 4,
-    alpha: float = 0.5,
-    validation: float = 0.1,
-    test_share: float = 0.2,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 224,
-    seed: int = 0,
 ) -> FederatedDataset:
     """DICOM pictures with one class each; a patient's are on one side of every split.
 
-    Args:
-        root: see the module.
+    Options:
         partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
             table has such a column, otherwise "iid".
         table: name of the table; default: the only one in the folder.
@@ -56,17 +46,14 @@ def dicom_folders(
         frames: of files with several, the one in the middle or all.
         window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own, else all values.
         clients: number of clients, but for "client".
-        alpha: concentration of "dirichlet".
         validation: share of a client's patients held out, where no row is of that split.
         test_share: share held out as tests, where no row is of that split; the same for all seeds.
-        max_train: most training examples per client.
         unreadable: share of the pictures that may be left out because they cannot be read.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         image_size: side of the pictures in pixels.
         seed: chooses validation and, under ``max_train``, training examples.
     """
-    folder, rows, names, burned = Path(root), list[Any](), list[str](), list[str]()
-    for row in class_rows(folder, table, columns):
+    folder, rows, names, burned = how.folder, list[Any](), list[str](), list[str]()
+    for row in class_rows(folder, table, how.columns):
         head = _header(folder / row.image)
         count = int(head.get("NumberOfFrames") or 1)
         shown = range(count) if frames == "all" else (count // 2,)
@@ -75,13 +62,9 @@ def dicom_folders(
         names += [f"{row.image}#{number}" for number in shown]
     if burned:
         warnings.warn(f"{len(burned)} files have text burned into their pixels, such as {burned[0]}", stacklevel=2)
-    options = Options(
-        root, partition, clients=clients, alpha=alpha, validation=validation, test_share=test_share,
-        max_train=max_train, seed=seed,
-    )  # fmt: skip
-    pictures = DicomPictures(names, image_size, below=folder, unreadable=unreadable, check=check)
+    pictures = DicomPictures(names, how.image_size, below=folder, unreadable=how.unreadable, check=how.check)
     pictures.window = window
-    return federate_classes("dicom_folders", rows, pictures, options, {"origin": "DICOM files of a folder"})
+    return federate_classes("dicom_folders", rows, pictures, how, {"origin": "DICOM files of a folder"})
 
 
 class DicomPictures(PictureFiles):

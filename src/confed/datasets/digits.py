@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
+from confed.data.options import DrawnOptions
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE, SHARE, Range
 
 # Files of digits as pictures and recordings; digits describes them --------------------------------------------
 
@@ -161,62 +163,56 @@ _FACTS = {
 }
 
 
-@register_dataset
+@reader(
+    "root split * alpha train validation test unseen noise pause image_size rate seed",
+    things="samples", train=800, validation=200, test=500,
+)  # fmt: skip
 def digits(
+    options: DrawnOptions,
     root: Path | str,
     split: Literal["clients", "iid", "dirichlet"] = "clients",
-    *,
-    alpha: float = 0.5,
-    train: int = 800,
-    validation: int = 200,
-    test: int = 500,
     unseen: str | None = None,
-    noise: float = 0.35,
-    pause: float = 0.2,
-    image_size: int = 28,
-    rate: int = 8000,
-    seed: int = 0,
+    noise: Annotated[float, SHARE] = 0.35,
+    pause: Annotated[float, Range(0, 10)] = 0.2,
+    image_size: Annotated[int, AT_LEAST_ONE] = 28,
+    rate: Annotated[int, AT_LEAST_ONE] = 8000,
 ) -> FederatedDataset:
     """Six clients with pictures, texts, sound, or several of them, and a place for every set of modalities.
 
     The unseen places show the same samples: pictures that no client has, of a speaker whom no client trains on, each
     place one set of modalities. Test samples are the same for all seeds.
 
-    Args:
+    Raises ``ValueError``: a file is missing or damaged, there is no such speaker, there are too few pictures for the
+    samples asked for, or an option is out of range.
+
+    Options:
         root: the data set's folder.
         split: "clients": each client with sound has a speaker of its own (of more speakers, every third one, so that
             no speaker is at two clients), and all digits equally often; "iid": the
             speakers' recordings are dealt out among those clients; "dirichlet": this, and each client has its own
             frequencies of the digits. Every client has the modalities that it has in all three.
-        alpha: concentration of "dirichlet".
-        train: training samples per client.
         validation: validation samples per client, of recordings of their own.
-        test: test samples per client and per unseen place.
         unseen: the speaker of the unseen places; by default "theo", or the last one where no speaker has that name.
         noise: probability that a number word of a clue is a wrong one, or none.
         pause: longest silence before a recording, in seconds.
         image_size: pixels per side.
         rate: samples per second; recordings of another rate are resampled.
         seed: chooses training and validation samples, which recordings validation has, and their clues and pauses.
-
-    Raises:
-        ValueError: a file is missing or damaged, there is no such speaker, there are too few pictures for the samples
-            asked for, or an option is out of range.
     """
-    _check(train=train, validation=validation, test=test, noise=noise, pause=pause, rate=rate, seed=seed)
+    test, seed = options.test, options.seed
     source = read_digits(Path(root))
     if unseen is None:
         unseen = "theo" if "theo" in source.speakers else source.speakers[-1]
     if unseen not in source.speakers:
         raise ValueError(f"unseen must be one of {', '.join(source.speakers)}, got {unseen!r}")
-    sizes: dict[str, int] = dict(zip(_ROLES, (train, validation, test), strict=True))
-    counts = _counts(sizes, alpha if split == "dirichlet" else None)
+    sizes = {role: options.size(role) for role in _ROLES}
+    counts = _counts(sizes, options.alpha if split == "dirichlet" else None)
     pictures = _deal_pictures(source, counts, label_counts(test, np.ones(10)), seed)
     clips = _deal_clips(source, unseen, seed, together=split == "clients")
     owned = {**SIX_CLIENTS, _PLACE: SUBSETS[-1]}
     drawn: dict[tuple[str, str], _Drawn] = {}
     for name, role in [*product(SIX_CLIENTS, _ROLES), (_PLACE, "test")]:
-        rng = generator(0 if role == "test" else seed, "digits", name, role)
+        rng = generator(options.seed_of(role), "digits", name, role)
         label_count = counts[name, role] if name in SIX_CLIENTS else label_counts(test, np.ones(10))
         drawn[name, role] = _draw(
             label_count, owned[name], pictures.get((name, role)), clips.get((name, role)), noise, rng
@@ -259,20 +255,6 @@ class _Drawn:
 
 _Dealt = dict[tuple[str, str], list[np.ndarray]]
 """Client and role -> for each digit, the rows that are its own."""
-
-
-def _check(*, noise: float, pause: float, rate: int, seed: int, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1 sample, got {size}")
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must lie in [0, 1], got {noise}")
-    if not 0 <= pause <= 10:
-        raise ValueError(f"pause must lie in [0, 10] seconds, got {pause}")
-    if rate < 1:
-        raise ValueError(f"rate must be at least 1 Hz, got {rate}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
 
 
 def _counts(sizes: Mapping[str, int], alpha: float | None) -> dict[tuple[str, str], np.ndarray]:

@@ -85,8 +85,6 @@ def domainnet(
     chosen = tuple(domain for domain in domains or DOMAINS if domain not in unseen)
     if not chosen:
         raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(unseen)}")
-    if options.image_size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {options.image_size}")
     root, account = options.folder, Account()
     listed = _read(root, (*chosen, *unseen), account)
     shown = _classes(classes, listed, chosen)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
+from typing import Annotated
 
 from confed.data.examples import FederatedDataset
 from confed.data.federate import check_distinct
@@ -37,6 +38,7 @@ from confed.data.vl_files.vizwiz import (
 )
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
@@ -174,8 +176,8 @@ def feddat_task(
     options: Options,
     clients: tuple[str, ...] = (),
     answers: int = 100,
-    shots: int = 2048,
-    test_shots: int = 256,
+    shots: Annotated[int, AT_LEAST_ONE] = 2048,
+    test_shots: Annotated[int, AT_LEAST_ONE] = 256,
     share: float = 0.05,
 ) -> FederatedDataset:
     """Four clients with a task each: VQA, pairs of pictures (NLVR2), visual entailment, multiple choice (VCR).
@@ -202,9 +204,6 @@ def feddat_task(
         validation: share of the training pictures held out in VQA v2 and VCR.
     """
     base = options.folder
-    for name, limit in (("shots", shots), ("test_shots", test_shots)):
-        if limit < 1:
-            raise ValueError(f"{name} must be at least 1, got {limit}")
     amounts, few = _amounts(options, share), _amounts(options, per_answer=(shots, test_shots))
     photographs = [f"flickr30k/{f}/{{name}}" for f in ("flickr30k_images", "flickr30k-images", "images")]
     photographs.append("snli_ve/images/{name}")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
-from confed.data.chat_federate import Partition, Turns, share_conversations
+from confed.data.chat_federate import Dealing, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -26,44 +26,31 @@ from confed.data.intake.tables import COLUMNS, check_columns
 from confed.data.intake.values import find_file
 from confed.data.intake.walk import ROLES
 from confed.data.ml_files.integrity import check_share
-from confed.data.options import Options
-from confed.data.picture_files import check_unreadable
 from confed.data.pictures import empty_table, resize
 from confed.data.tables import Tables, undecoded
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE
 
 
-@register_dataset
+@reader(
+    "source partition * revision config columns question splits most clients alpha skew unseen validation test_share "
+    "max_train max_test turns fold_case image_size unreadable seed",
+    things="examples", partition=Partition | None,
+)  # fmt: skip
 def hub(
+    how: Dealing,
     source: str | Tables,
-    partition: Partition | None = None,
-    *,
     revision: str = "",
     config: str = "",
-    columns: Mapping[str, str] | None = None,
-    question: str = "",
     splits: Sequence[str] = (),
-    most: int = 20_000,
-    clients: int = 4,
-    alpha: float = 0.5,
-    skew: str = "answer",
-    unseen: Sequence[str] = (),
-    validation: float = 0.1,
-    test_share: float = 0.2,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    turns: Turns = "each",
-    fold_case: bool = False,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    seed: int = 0,
+    most: Annotated[int, AT_LEAST_ONE] = 20_000,
 ) -> FederatedDataset:
     """A data set of the hub shared out among clients. Owners and test sets are the same for all seeds.
 
     Rows of splits called train, validation (or val) and test have these roles. Pictures are kept in memory, three bytes
     a pixel, equal ones once.
 
-    Args:
+    Options:
         source: a name on the hub (owner/name), or a folder: written by ``save_to_disk``, or one that ``load_dataset``
             reads; in Python also a table of the session, whose pictures may be paths anywhere.
         partition: one client per "client", "place" or "type", or per "cluster" of pictures that look alike; equal
@@ -72,52 +59,33 @@ def hub(
         revision: commit, tag or branch of the name on the hub.
         config: name of a configuration, where there are several.
         columns: what a column is here -> its name in the data set.
-        question: what is asked where rows have only pictures and an answer.
         splits: which splits are read; default: all.
         most: most rows that are read of each split, drawn at random from all of it.
         clients: number of clients, where no column says who they are, and of clusters.
-        alpha: concentration of "dirichlet".
-        skew: what "dirichlet" skews by: "answer", "type", "place", "client", or "cluster".
-        unseen: places that no client trains on.
         validation: share of a client's training pictures held out, where there is no split of that name.
         test_share: share of each client's pictures held out as its test, where there is no split of that name.
-        max_train: most training examples per client.
         max_test: most test examples per client and unseen place.
-        turns: "each" answer of a conversation is an example, with what was said before it as its prompt; or the "last".
-        fold_case: whether answers, clients, places and types that differ in case alone are one, spelled as most are.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their conversations.
         seed: chooses validation examples and, under ``max_train``, training examples.
 
-    Raises:
-        ValueError: the library is not installed, the data set cannot be read, a column or a split is not there, a row
-            is faulty (names it), too many pictures cannot be read, or an option is out of range.
+    Raises ``ValueError``: the library is not installed, the data set cannot be read, a column or a split is not there,
+    a row is faulty (names it), too many pictures cannot be read, or an option is out of range.
     """
-    if most < 1:
-        raise ValueError(f"data.most must be at least 1, got {most}")
-    check_unreadable(unreadable, "decoded")
     session = isinstance(source, Tables)
     name = source.name if isinstance(source, Tables) else source
     local = Path(name).resolve() if Path(name).is_dir() else None
     folder = Path.cwd() if session else local
-    table = PictureTable(image_size, folder, session)
-    mapped = dict(columns or {})
+    table = PictureTable(how.image_size, folder, session)
+    mapped = dict(how.columns or {})
     check_columns(mapped)
     records, account = list[ChatRecord](), Account()
     for split, rows in _splits(source, revision, config, splits).items():
-        of_split = _entries(rows, f"{name}, split {split!r}", mapped, most, table, question, account)
+        of_split = _entries(rows, f"{name}, split {split!r}", mapped, most, table, how.question, account)
         role = split if split.casefold() in ROLES else "train"
-        for record in records_of(of_split, question, split, account, fold_case):
+        for record in records_of(of_split, how.question, split, account, how.fold_case):
             records.append(replace(record, columns={"split": role, **record.columns}))
-    records = table.readable(records, f"of {name}", unreadable, account)
-    options = Options(
-        name, partition, tuple(unseen), clients, alpha, validation=validation, test_share=test_share,
-        max_train=max_train, max_test=max_test, seed=seed,
-    )  # fmt: skip
+    records = table.readable(records, f"of {name}", how.unreadable, account)
     facts = {"origin": name + (f" at {revision}" if revision else "")}
-    return share_conversations(
-        "hub", records, table.pictures(), table.index, options, facts, account, skew=skew, turns=turns
-    )
+    return share_conversations("hub", records, table.pictures(), table.index, how, facts, account)
 
 
 @dataclass

@@ -5,20 +5,20 @@ Below ``root`` a table (``labels.csv``) with ``image``, a volume's path (.nii or
 left, the head or front above, whatever the order of the file's axes. Of several volumes in a file the first is read.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from confed.data.bounded_files import check_array
+from confed.data.chat_federate import Dealing
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import class_rows, decoding, federate_classes, medical_library
+from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
-from confed.data.options import Options
-from confed.data.picture_files import Check, PictureFiles
-from confed.registry import register_dataset
+from confed.data.picture_files import PictureFiles
+from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE
 
 Plane = Literal["axial", "coronal", "sagittal"]
 """Slices across, from front to back, from left to right."""
@@ -27,30 +27,21 @@ _SHARES = (0.5, 99.5)
 """Percentiles of a volume's values that are black and white, where nothing else says it."""
 
 
-@register_dataset
+@reader(
+    "root partition * table columns plane slices window clients alpha validation test_share max_train unreadable check "
+    "image_size seed",
+    things="examples", partition=ClassPartition | None,
+)  # fmt: skip
 def nifti_slices(
-    root: Path | str,
-    partition: Literal["client", "iid", "dirichlet"] | None = None,
-    *,
+    how: Dealing,
     table: str = "",
-    columns: Mapping[str, str] | None = None,
     plane: Plane = "axial",
-    slices: int = 1,
+    slices: Annotated[int, AT_LEAST_ONE] = 1,
     window: tuple[float, float] | None = None,
-    clients: int = 4,
-    alpha: float = 0.5,
-    validation: float = 0.1,
-    test_share: float = 0.2,
-    max_train: int | None = None,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    image_size: int = 224,
-    seed: int = 0,
 ) -> FederatedDataset:
     """Slices of volumes with one class each; those of a volume and of a patient are on one side of every split.
 
-    Args:
-        root: see the module.
+    Options:
         partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
             table has such a column, otherwise "iid".
         table: name of the table; default: the only one in the folder.
@@ -60,34 +51,22 @@ def nifti_slices(
         window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own limits, or the
             percentiles 0.5 and 99.5 of each volume.
         clients: number of clients, but for "client".
-        alpha: concentration of "dirichlet".
         validation: share of a client's patients held out, where no row is of that split.
         test_share: share held out as tests, where no row is of that split; the same for all seeds.
-        max_train: most training examples per client.
         unreadable: share of the slices that may be left out because they cannot be read.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         image_size: side of the pictures in pixels.
         seed: chooses validation and, under ``max_train``, training examples.
 
-    Raises:
-        ValueError: nibabel is not installed, the table is missing or faulty, or too many files cannot be read.
+    Raises ``ValueError``: nibabel is not installed, the table is missing or faulty, or too many files cannot be read.
     """
-    if slices < 1:
-        raise ValueError(f"data.slices must be at least 1, got {slices}")
-    if plane not in _AXIS:
-        raise ValueError(f"data.plane must be one of axial, coronal, sagittal, got {plane!r}")
     medical_library("nibabel")
-    folder, rows, names = Path(root), list[Any](), list[str]()
-    for row in class_rows(folder, table, columns):
+    folder, rows, names = how.folder, list[Any](), list[str]()
+    for row in class_rows(folder, table, how.columns):
         rows += [row] * slices
         names += [f"{row.image}#{number}" for number in range(slices)]
-    options = Options(
-        root, partition, clients=clients, alpha=alpha, validation=validation, test_share=test_share,
-        max_train=max_train, seed=seed,
-    )  # fmt: skip
-    pictures = NiftiSlices(names, image_size, below=folder, unreadable=unreadable, check=check)
+    pictures = NiftiSlices(names, how.image_size, below=folder, unreadable=how.unreadable, check=how.check)
     pictures.axis, pictures.count, pictures.window = _AXIS[plane], slices, window
-    return federate_classes("nifti_slices", rows, pictures, options, {"origin": f"{plane} slices of NIfTI volumes"})
+    return federate_classes("nifti_slices", rows, pictures, how, {"origin": f"{plane} slices of NIfTI volumes"})
 
 
 class NiftiSlices(PictureFiles):

@@ -8,17 +8,15 @@ pictures in ``images/{train,val,test}``.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from confed.data.chat_federate import Partition, share_conversations
+from confed.data.chat_federate import Dealing, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import parquet_rows, read_jsonl
-from confed.data.options import Options
-from confed.data.picture_files import check_unreadable
 from confed.datasets.hub import PictureTable
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Names of the splits in Parquet, and in the first release."""
@@ -31,37 +29,23 @@ _FACTS = {
 }
 
 
-@register_dataset
-def path_vqa(
-    root: Path | str,
-    partition: Partition = "iid",
-    *,
-    clients: int = 4,
-    alpha: float = 0.5,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    seed: int = 0,
-) -> FederatedDataset:
+@reader(
+    "root partition * clients alpha max_train max_test image_size unreadable seed",
+    partition=Annotated[Partition, "iid"],
+)  # fmt: skip
+def path_vqa(how: Dealing) -> FederatedDataset:
     """Questions about pathology shared out among clients, in the published splits; a picture has one client.
 
-    Args:
-        root: see the module.
+    Options:
         partition: equal random shares ("iid"), shares skewed by answers ("dirichlet"), or one client per "type" of
             answer, closed (yes or no) or open.
         clients: number of clients, but for "type".
-        alpha: concentration of "dirichlet".
-        max_train: most training questions per client.
-        max_test: most test questions per client.
         image_size: side of the pictures in pixels; other proportions are squeezed. They are kept in memory.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their questions.
         seed: chooses training questions under ``max_train``.
 
     Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
-    check_unreadable(unreadable, "decoded")
-    folder, account, table = Path(root), Account(), PictureTable(image_size, Path(root).resolve())
+    folder, account, table = how.folder, Account(), PictureTable(how.image_size, how.folder.resolve())
     records: list[ChatRecord] = []
     for split, short in _SPLITS.items():
         entries: list[tuple[str, dict[str, Any]]] = []
@@ -76,14 +60,10 @@ def path_vqa(
                 texts = {key: given[key] for key in _COLUMNS[1:] if key in given}
                 entries.append((where, {**texts, "images": [table.add(shown, where)], "type": kind, "split": split}))
         records += records_of(entries, "", f"path_vqa-{split}", account)
-    records = table.readable(records, f"in {folder}", unreadable, account)
+    records = table.readable(records, f"in {folder}", how.unreadable, account)
     count = sum(account.rows.values())
     facts = _FACTS if count in _PUBLISHED else {"origin": f"{count} questions in PathVQA's format"}
-    options = Options(
-        root, partition, clients=clients, alpha=alpha, validation=0.1, test_share=0.2, max_train=max_train,
-        max_test=max_test, seed=seed,
-    )  # fmt: skip
-    return share_conversations("path_vqa", records, table.pictures(), table.index, options, facts, account)
+    return share_conversations("path_vqa", records, table.pictures(), table.index, how, facts, account)
 
 
 def _files(folder: Path, split: str, short: str) -> list[Path]:

@@ -7,10 +7,10 @@ file names them.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.data.seeding import generator
 from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE
 from confed.metrics.captions import caption_words
 
 HELD = 1 << 28
@@ -61,30 +62,11 @@ class Captions(NamedTuple):
     shots: int
 
 
-_NAMES = (
-    "root partition * captions clients alpha minimum validation test_share public min_count shots image_size "
-    "unreadable check seed"
-)
-_DEFAULTS = {"partition": Literal["iid", "kinds"], "clients": 10, "validation": 0.05, "test_share": 0.2}
+@dataclass(frozen=True)
+class CaptionOptions(Options):
+    """Options of photographs with captions.
 
-
-@reader(_NAMES, things="pictures", **_DEFAULTS)
-def coco_captions(
-    options: Options,
-    captions: str = "dataset_coco.json",
-    public: float = 0.0,
-    min_count: int = 5,
-    shots: int = 0,
-) -> FederatedDataset:
-    """COCO's photographs with five captions each.
-
-    With Karpathy's file, the clients share its splits train and restval, its 5,000 test pictures are the place "test",
-    which no client trains on, and those of val are left out. With an official ``captions_*.json``, each client's own
-    pictures are divided. Owners and test sets are the same for all seeds.
-
-    Raises ``ValueError``: a file is missing or faulty, a picture is not there, or an option is out of range.
-
-    Options:
+    Attributes:
         partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
         captions: the file of captions.
         alpha: concentration of the skewed partition.
@@ -100,41 +82,54 @@ def coco_captions(
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: see ``validation``.
     """
-    return _dataset("coco_captions", options, captions, public, min_count, shots)
+
+    clients: Annotated[int, AT_LEAST_ONE] = 10
+    validation: Annotated[float, BELOW_ONE] = 0.05
+    test_share: Annotated[float, BELOW_ONE] = 0.2
+    captions: str = "dataset_coco.json"
+    public: Annotated[float, BELOW_ONE] = 0.0
+    min_count: Annotated[int, AT_LEAST_ONE] = 5
+    shots: Annotated[int, NOT_NEGATIVE] = 0
 
 
-@reader(_NAMES, things="pictures", **_DEFAULTS)
-def flickr30k(
-    options: Options,
-    captions: str = "dataset_flickr30k.json",
-    public: float = 0.0,
-    min_count: int = 5,
-    shots: int = 0,
-) -> FederatedDataset:
+_NAMES = (
+    "root partition * captions clients alpha minimum validation test_share public min_count shots image_size "
+    "unreadable check seed"
+)
+
+
+@reader(_NAMES, things="pictures", partition=Literal["iid", "kinds"])
+def coco_captions(options: CaptionOptions) -> FederatedDataset:
+    """COCO's photographs with five captions each.
+
+    With Karpathy's file, the clients share its splits train and restval, its 5,000 test pictures are the place "test",
+    which no client trains on, and those of val are left out. With an official ``captions_*.json``, each client's own
+    pictures are divided. Owners and test sets are the same for all seeds.
+
+    Raises ``ValueError``: a file is missing or faulty, a picture is not there, or an option is out of range.
+    """
+    return _dataset("coco_captions", options)
+
+
+@reader(_NAMES, things="pictures", partition=Literal["iid", "kinds"], captions="dataset_flickr30k.json")
+def flickr30k(options: CaptionOptions) -> FederatedDataset:
     """Flickr30k's photographs with five captions each.
 
     Raises ``ValueError``: faults as in :func:`coco_captions`.
 
     Options:
-        root: folder of the files, see the module.
-        partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
         captions: Karpathy's file, or the list of tokens (``.token``), which has no splits.
-        alpha: concentration of the skewed partition.
-        minimum: fewest pictures of a client of the skewed partition.
-        validation: share of each client's pictures held out for validation, chosen by the seed.
-        test_share: where the file has no test split, the share of each client's pictures that are its test.
-        public: share of the training pictures that no client gets, see :func:`coco_captions`.
-        min_count: a word must stand in so many training captions to be in the vocabulary.
-        shots: described training pictures of the client that are shown before a validation or test picture.
-        image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
-        check: "decoded" or "present", see :func:`coco_captions`.
-        seed: see ``validation``.
     """
-    return _dataset("flickr30k", options, captions, public, min_count, shots)
+    return _dataset("flickr30k", options)
 
 
-def _dataset(name: str, options: Options, captions: str, public: float, min_count: int, shots: int) -> FederatedDataset:
-    _check(options, public, shots)
+def _dataset(name: str, options: CaptionOptions) -> FederatedDataset:
+    if options.validation + options.test_share >= 1:
+        raise ValueError(
+            f"validation and test_share must leave pictures to train on, got {options.validation} and "
+            f"{options.test_share}"
+        )
+    captions = options.captions
     root, title = options.folder, _TITLES.get(name, name)
     file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
     if file is None:
@@ -154,30 +149,12 @@ def _dataset(name: str, options: Options, captions: str, public: float, min_coun
     published = len(records) in _PUBLISHED[name]
     facts = _FACTS[name] if published else {"origin": f"captions of {len(records)} pictures in {file.name}"}
     kinds = np.array([kind_of(record.captions) for record in records])
-    shared = _shared(name, Captions(records, kinds, pictures, shots), options, public, min_count, facts)
+    shared = _shared(name, Captions(records, kinds, pictures, options.shots), options, facts)
     shared = settled(shared, account, "public, or beyond what clients get")
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
 
-def _check(options: Options, public: float, shots: int) -> None:
-    """Check of the options' ranges."""
-    for name, number, least in (("clients", options.clients, 1), ("shots", shots, 0)):
-        if number < least:
-            raise ValueError(f"{name} must {'be at least 1' if least else 'not be negative'}, got {number}")
-    shares = {"validation": options.validation, "test_share": options.test_share, "public": public}
-    for name, share in shares.items():
-        if not 0 <= share < 1:
-            raise ValueError(f"{name} must lie in [0, 1), got {share}")
-    if options.validation + options.test_share >= 1:
-        raise ValueError(
-            f"validation and test_share must leave pictures to train on, got {options.validation} and "
-            f"{options.test_share}"
-        )
-
-
-def _shared(
-    name: str, captioned: Captions, options: Options, public: float, min_count: int, facts: Mapping[str, str]
-) -> FederatedDataset:
+def _shared(name: str, captioned: Captions, options: CaptionOptions, facts: Mapping[str, str]) -> FederatedDataset:
     """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
 
     Raises ``ValueError``: fewer pictures than clients, or a client would have none to train on.
@@ -187,7 +164,7 @@ def _shared(
     trained = np.flatnonzero(np.isin(splits, ["", "train", "restval"]))
     tested = np.flatnonzero(splits == "test")
     rng = generator(0, "captions", name)
-    free = rng.permutation(trained)[: int(public * len(trained))]
+    free = rng.permutation(trained)[: int(options.public * len(trained))]
     dealt = np.setdiff1d(trained, free)
     if options.partition == "iid":
         shares = iid(len(dealt), options.clients, rng)
@@ -204,7 +181,7 @@ def _shared(
         "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
-    words = known_words(chain.from_iterable(records[row].captions for row in shown.tolist()), min_count)
+    words = known_words(chain.from_iterable(records[row].captions for row in shown.tolist()), options.min_count)
     freed = list(chain.from_iterable(records[row].captions for row in free.tolist()))
     return FederatedDataset(name, ("caption",), clients, places, words, facts, public=freed)
 
@@ -222,8 +199,6 @@ def kind_of(captions: Iterable[str]) -> str:
 
 def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
     """The words that stand in at least so many captions, in alphabetical order."""
-    if least < 1:
-        raise ValueError(f"min_count must be at least 1, got {least}")
     counts: Counter[str] = Counter()
     for caption in captions:
         counts.update(set(caption_words(caption)))

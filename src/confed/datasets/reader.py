@@ -1,14 +1,14 @@
 """Datasets as readers: a function reads files into a pool, and the common options share the pool out.
 
-A dataset's function takes :class:`confed.data.options.Options` first and its own options behind them, and returns a
-:class:`Reading` (or a finished dataset). :func:`reader` names the options that it has, in the order of its signature,
-and the defaults that differ. Their meanings are those of ``Options``, or what the section ``Options`` of its docstring
-says.
+A dataset's function takes common options first, such as :class:`confed.data.options.Options`, and its own options
+behind them, and returns a :class:`Reading` (or a finished dataset). :func:`reader` names the options that it has, in
+the order of its signature, and the defaults that differ. Their meanings are those of the common options, or what the
+section ``Options`` of its docstring says.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from types import UnionType
@@ -86,24 +86,32 @@ def with_readable_pictures(
 def reader(
     names: str, *, things: str = "questions", kind: Kind = "answers", **defaults: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: registers a function of ``Options`` and own options as a dataset.
+    """Decorator: registers a function of common options and own options as a dataset.
+
+    The common ones are fields of the dataclass that the function takes first, such as ``Options``.
 
     Args:
         names: the options in the order of the signature; those behind "*" are given by keyword only.
         things: what the dataset calls its examples.
         kind: what is asked of them.
-        defaults: of common options, where they differ; for ``partition`` a ``Literal``, whose first value is the
-            default (None where None is among them).
+        defaults: of common options, where they differ; for one of several values a ``Literal``, whose first value is
+            the default (None where None is among them), or an ``Annotated`` one with its default.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        hints, taken = get_type_hints(function, include_extras=True), signature(function).parameters
-        of_function = {name: taken[name].replace(annotation=hints[name]) for name in list(taken)[1:]}
-        positional, _, keyword = names.partition("*")
+        taken = signature(function).parameters
+        checked = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(function)
+        first, *own = taken
+        common = hints[first]
         parameters: list[Parameter] = []
+        positional, _, keyword = names.partition("*")
         for text, given_by in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
             for name in text.split():
-                parameter = of_function.get(name) or _common(name, defaults.get(name, _COMMON[name].default))
+                if name in own:
+                    parameter = taken[name].replace(annotation=hints[name])
+                else:
+                    parameter = _common(common, name, defaults)
                 parameters.append(parameter.replace(kind=given_by))
         told = FederatedDataset if kind == "answers" else Annotated[FederatedDataset, kind]
         made = Signature(parameters, return_annotation=told)
@@ -116,15 +124,15 @@ def reader(
             bound.apply_defaults()
             values = bound.arguments
             for parameter in parameters:
-                if get_origin(parameter.annotation) is Literal:
-                    check_value(values[parameter.name], parameter.annotation, parameter.name)
-            options = Options(**{name: value for name, value in values.items() if name not in of_function})
-            result = function(options, **{name: values[name] for name in of_function})
+                name = parameter.name
+                check_value(values[name], checked[name] if name in own else parameter.annotation, f"data.{name}")
+            options = common(**{name: value for name, value in values.items() if name not in own})
+            result = function(options, **{name: values[name] for name in own})
             return result.shared(function.__name__, options) if isinstance(result, Reading) else result
 
         built.__name__ = built.__qualname__ = function.__name__
         built.__module__ = function.__module__
-        built.__doc__ = _documented(function.__doc__ or "", [parameter.name for parameter in parameters], things)
+        built.__doc__ = _documented(function, common, [parameter.name for parameter in parameters], things)
         built.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": made.return_annotation}
         built.__signature__ = made  # pyright: ignore[reportFunctionMemberAccess]
         return register_dataset(built)
@@ -132,27 +140,29 @@ def reader(
     return decorate
 
 
-_HINTS = get_type_hints(Options)
-_COMMON = {one.name: Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default) for one in fields(Options)}
-
-
-def _common(name: str, default: Any) -> Parameter:
+def _common(common: type, name: str, defaults: Mapping[str, Any]) -> Parameter:
     """A common option; ``root`` must be given, and a type in place of a default says which values there are."""
-    if name == "root":
-        return Parameter(name, Parameter.KEYWORD_ONLY, annotation=_HINTS[name])
-    annotation = _HINTS[name]
-    if get_origin(default) in (Literal, Union, UnionType):
+    annotation = get_type_hints(common)[name]
+    default = defaults.get(name, signature(common).parameters[name].default)
+    if get_origin(default) is Annotated:
+        annotation, default = get_args(default)
+    elif get_origin(default) in (Literal, Union, UnionType):
         annotation, choices = default, get_args(default)
         default = None if type(None) in choices else choices[0]
+    if name == "root":
+        default = Parameter.empty
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _documented(text: str, names: Sequence[str], things: str) -> str:
+def _documented(function: Callable[..., Any], common: type, names: Sequence[str], things: str) -> str:
     """A docstring whose section ``Args`` has all options, in place of the section ``Options``."""
-    head, _, rest = cleandoc(text).partition("\n\nOptions:\n")
+    head, _, rest = cleandoc(function.__doc__ or "").partition("\n\nOptions:\n")
     section, _, tail = rest.partition("\n\n")
-    common = cleandoc(Options.__doc__ or "").partition("\n\nAttributes:\n")[2].replace("{things}", things)
-    meanings = _meanings(common) | _meanings(section)
+    meanings: dict[str, str] = {}
+    for base in reversed(common.__mro__):
+        described = cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")[2]
+        meanings |= _meanings(described.partition("\n\n")[0].replace("{things}", things))
+    meanings |= _meanings(section)
     return "\n\n".join([head, "Args:\n" + "\n".join(meanings[name] for name in names), *([tail] if tail else [])])
 
 

@@ -7,14 +7,18 @@ benchmark of questions. One client more has texts alone. Nothing is read from fi
 
 from collections.abc import Sequence
 from itertools import chain, islice, product
+from typing import Annotated
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.federate import check_distinct
+from confed.data.options import DrawnOptions
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.seeding import generator
 from confed.datasets.picture_captions import to_describe
+from confed.datasets.reader import reader
 from confed.datasets.scenes.graph import (
     COLOURS,
     GENERAL_NOUNS,
@@ -30,7 +34,7 @@ from confed.datasets.scenes.graph import (
     sample,
 )
 from confed.datasets.scenes.render import render_scene
-from confed.registry import register_dataset
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
 
 WAYS = ("list", "there", "sizes", "places", "count")
 """How a caption is put."""
@@ -79,32 +83,25 @@ def tell_words() -> tuple[str, ...]:
     return (*sorted((told | {"a", "an", *_NUMBERS, *SIZES}) - {"any", "thing"}), *COLOURS, *NOUNS)
 
 
-@register_dataset
+@reader(
+    "* train validation test captions references texts documents mixture shots reader unseen conflict test_seed seed",
+    things="pictures", unseen=_SETTLED,
+)  # fmt: skip
 def scene_captions(
-    *,
-    train: int = 200,
-    validation: int = 40,
-    test: int = 60,
-    captions: int = 2,
-    references: int = 5,
-    texts: int = 200,
-    documents: int = 40,
+    options: DrawnOptions,
+    captions: Annotated[int, AT_LEAST_ONE] = 2,
+    references: Annotated[int, AT_LEAST_ONE] = 5,
+    texts: Annotated[int, NOT_NEGATIVE] = 200,
+    documents: Annotated[int, NOT_NEGATIVE] = 40,
     mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
-    shots: int = 0,
+    shots: Annotated[int, NOT_NEGATIVE] = 0,
     reader: bool = True,
-    unseen: tuple[str, ...] = _SETTLED,
-    conflict: float = 0.5,
-    test_seed: int = 0,
-    seed: int = 0,
 ) -> FederatedDataset:
     """Pictures of 64 x 64 pixels with captions, texts alone, and documents; a client per place.
 
     Raises ``ValueError``: an argument is out of its range, or a place is unknown or none is left for a client.
 
-    Args:
-        train: training pictures per client.
-        validation: validation pictures per client.
-        test: test pictures per client and per unseen place.
+    Options:
         captions: captions of a training picture, each an example of its own.
         references: captions of a validation or test picture, of which those that are the same count once.
         texts: training captions of pictures that are not shown, per client; the reader has twice as many.
@@ -114,26 +111,31 @@ def scene_captions(
             them (in tokens).
         shots: training examples of the same place that are shown before a validation or test picture.
         reader: whether there is a client with texts alone.
-        unseen: places without a client.
-        conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
         test_seed: decides test pictures, their captions and the places' frequencies of colours.
         seed: decides all else.
     """
-    _check(locals())
+    unseen, test_seed, seed = options.unseen, options.test_seed, options.seed
+    check_places(unseen)
+    if options.train <= _TURNS:
+        raise ValueError(f"data.train must be at least {_TURNS + 1}, got {options.train}")
+    if reader and not texts:
+        raise ValueError("a client with texts alone needs some: texts must be at least 1, or reader false, got 0")
     seen = tuple(scene for scene in SCENES if scene not in unseen)
 
     def place(scene: str, way: str | None, role: str, count: int) -> "Told":
-        return Told.draw(scene, way, role, count, conflict, test_seed, test_seed if role == "test" else seed)
+        return Told.draw(scene, way, role, count, options)
 
     splits: dict[str, Split] = {}
     for number, scene in enumerate(seen):
         way = WAYS[number % len(WAYS)]
-        shown = place(scene, way, "train", train)
+        shown = place(scene, way, "train", options.train)
         extra = _captions(scene, way, "train", texts, test_seed, seed)
+        held = place(scene, way, "validation", options.validation)
+        tested = place(scene, way, "test", options.test)
         splits[scene] = Split(
             _training(scene, shown, captions, extra, documents, seed),
-            _described(scene, "validation", place(scene, way, "validation", validation), references, shots, shown),
-            _described(scene, "test", place(scene, way, "test", test), references, shots, shown),
+            _described(scene, "validation", held, references, shots, shown),
+            _described(scene, "test", tested, references, shots, shown),
         )
     if reader:
         text_captions = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
@@ -143,7 +145,7 @@ def scene_captions(
     places: dict[str, Examples] = {}
     for scene in unseen:
         shown = place(scene, None, "train", shots)
-        places[scene] = _described(scene, "test", place(scene, None, "test", test), references, shots, shown)
+        places[scene] = _described(scene, "test", place(scene, None, "test", options.test), references, shots, shown)
     owned = {name: ("text",) if name == READER else ("image", "text") for name in splits}
     facts = {
         "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
@@ -166,13 +168,12 @@ class Told:
         self.pictures, self.tags, self._way, self._rng = pictures, tags, way, rng
 
     @classmethod
-    def draw(
-        cls, scene: str, way: str | None, role: str, count: int, conflict: float, test_seed: int, seed: int
-    ) -> "Told":
+    def draw(cls, scene: str, way: str | None, role: str, count: int, options: DrawnOptions) -> "Told":
         """New pictures of one role."""
-        tags = _graphs(scene, role, count, test_seed, generator(seed, "caption graphs", role, scene))
+        seed = options.seed_of(role)
+        tags = _graphs(scene, role, count, options.test_seed, generator(seed, "caption graphs", role, scene))
         pixels = generator(seed, "caption pixels", role, scene)
-        pictures = render_scene(tags, scene, conflict, pixels) if count else empty_table(0, 64)
+        pictures = render_scene(tags, scene, options.conflict, pixels) if count else empty_table(0, 64)
         return cls(pictures, tags, way, generator(seed, "captions", role, scene))
 
     def caption(self, picture: int) -> str:
@@ -254,27 +255,8 @@ def _texts(name: str, told: list[str]) -> Examples:
     )  # fmt: skip
 
 
-def _check(given: dict[str, object]) -> None:
-    """Check of the options' types and ranges."""
-    least = {"train": _TURNS + 1, "validation": 1, "test": 1, "captions": 1, "references": 1, "texts": 0}
-    least |= {"documents": 0, "shots": 0, "test_seed": 0, "seed": 0}
-    for name, low in least.items():
-        value = given[name]
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} must be at least {low}, got {value}")
-    check_places(given["unseen"], given["conflict"])
-    if given["reader"] and not given["texts"]:
-        raise ValueError("a client with texts alone needs some: texts must be at least 1, or reader false, got 0")
-
-
-def check_places(unseen: object, conflict: object) -> None:
-    """Check of which places have no client, and of how far colours have other names."""
-    if not isinstance(conflict, int | float) or not 0 <= conflict <= 1:
-        raise ValueError(f"conflict must lie between 0 and 1, got {conflict}")
-    if isinstance(unseen, str) or not isinstance(unseen, Sequence):
-        raise ValueError(f"unseen must be a sequence of places such as ('home',), got {unseen!r}")
-    for scene in unseen:
-        if scene not in SCENES:
-            raise ValueError(f"unseen names no place {scene!r}; there are {', '.join(SCENES)}")
+def check_places(unseen: Sequence[str]) -> None:
+    """Check of which places have no client."""
+    check_distinct("unseen", unseen, SCENES)
     if {*unseen} == {*SCENES}:
         raise ValueError(f"unseen must leave a place of the {len(SCENES)} for a client, got all of them")

@@ -2,7 +2,7 @@
 
 A class is a colour and a noun, "red dog": the 8 colours and 22 nouns make 176. Every fourth of them is reserved: the
 packaged dual encoder ``clip_mini`` was pre-trained without any picture or caption of these 44
-(``confed pretrain clip_mini``), and they are the classes of this set unless others are asked for.
+(``confed weights pretrain clip_mini``), and they are the classes of this set unless others are asked for.
 
 Pictures are in the styles of :mod:`confed.datasets.six_styles` that keep a thing's colour, which ``clip_mini`` has not
 seen either. Protocols of federated prompt learning: classes are divided in base classes, which clients train on, and
@@ -10,15 +10,18 @@ new ones (:mod:`confed.data.few_shot`).
 """
 
 from itertools import product
+from typing import Annotated
 
 import numpy as np
 
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot
+from confed.data.options import DrawnOptions
 from confed.data.seeding import generator
+from confed.datasets.reader import reader
 from confed.datasets.scenes.graph import COLOURS, NOUNS
 from confed.datasets.six_styles import COLOURED, coloured_objects
-from confed.registry import register_dataset
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
 
 CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun, colour in product(NOUNS, COLOURS))
 """All 176 classes."""
@@ -34,26 +37,26 @@ def class_parts(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return classes // len(COLOURS), classes % len(COLOURS)
 
 
-@register_dataset
+@reader(
+    "classes partition * styles unseen shots validation_shots test_per_class new offer clients alpha test_seed seed",
+    things="pictures",
+)  # fmt: skip
 def scene_classes(
+    options: DrawnOptions,
     classes: int | tuple[str, ...] = len(RESERVED),
     partition: PartitionOfClasses = "domain",
-    *,
     styles: tuple[str, ...] = ("clipart", "infograph", "painting", "real"),
-    unseen: tuple[str, ...] = (),
-    shots: int = 8,
-    validation_shots: int = 4,
-    test_per_class: int = 20,
+    shots: Annotated[int, AT_LEAST_ONE] = 8,
+    validation_shots: Annotated[int, NOT_NEGATIVE] = 4,
+    test_per_class: Annotated[int, AT_LEAST_ONE] = 20,
     new: NewClasses = "half",
     offer: Offer = "base",
-    clients: int = 4,
-    alpha: float = 0.5,
-    test_seed: int = 0,
-    seed: int = 0,
 ) -> FederatedDataset:
     """Pictures of 64 x 64 pixels of one coloured thing each, drawn on the spot; equal arguments give equal bytes.
 
-    Args:
+    Raises ``ValueError``: an unknown class or style, fewer than four classes, or an option out of range.
+
+    Options:
         classes: the first so many of the reserved classes, in an order that mixes nouns and colours, or names such as
             "red dog".
         partition: "domain", a client per style; or all styles mixed and shared out: "iid", "dirichlet" or "classes".
@@ -65,19 +68,8 @@ def scene_classes(
         new: whether half of the classes are new.
         offer: among which classes clients' pictures are classified.
         clients: number of clients, but for "domain".
-        alpha: concentration of "dirichlet".
-        test_seed: decides the test pictures.
-        seed: decides the training and validation pictures.
-
-    Raises:
-        ValueError: an unknown class or style, fewer than four classes, or an option out of range.
     """
-    shown = _shown(classes)
-    if test_per_class < 1 or shots < 1 or validation_shots < 0:
-        raise ValueError(
-            "shots and test_per_class must be at least 1 and validation_shots at least 0, got "
-            f"{shots}, {test_per_class} and {validation_shots}"
-        )
+    shown, unseen, clients = _shown(classes), options.unseen, options.clients
     strange = [s for s in (*styles, *unseen) if s not in COLOURED]
     if strange or len(set(styles)) < len(styles):
         raise ValueError(f"styles must be distinct names out of {', '.join(COLOURED)}, got {(*styles, *unseen)!r}")
@@ -94,7 +86,7 @@ def scene_classes(
         count = sizes[role]
         if count and (role == "test" or style in seen):
             labels = np.repeat(np.arange(len(shown)), count)
-            rng = generator(test_seed if role == "test" else seed, "scene classes", style, role)
+            rng = generator(options.seed_of(role), "scene classes", style, role)
             wanted = np.array([CLASSES.index(shown[label]) for label in labels])
             pictures.append(coloured_objects(*class_parts(wanted), rng, style))
             for i, label in enumerate(labels.tolist()):
@@ -107,7 +99,7 @@ def scene_classes(
     facts = {"origin": "drawn by the package itself: single coloured things"}
     return few_shot(
         pool, partition, shots=shots, validation_shots=validation_shots, new=new, offer=offer, clients=clients,
-        alpha=alpha, unseen=unseen, facts=facts, seed=seed,
+        alpha=options.alpha, unseen=unseen, facts=facts, seed=options.seed,
     )  # fmt: skip
 
 

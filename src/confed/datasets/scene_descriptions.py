@@ -5,67 +5,57 @@ and a right answer is what people said of the picture: all of it is learned, eac
 one is compared with up to five.
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import words
+from confed.data.options import DrawnOptions
+from confed.datasets.reader import reader
 from confed.datasets.scene_captions import WAYS, Told, check_places
 from confed.datasets.scenes.graph import SCENES
-from confed.registry import register_dataset
+from confed.federation.ranges import AT_LEAST_ONE
 
 
-@register_dataset
+@reader(
+    "* question train validation test captions references unseen conflict test_seed seed",
+    things="pictures", unseen=("home", "commercial"),
+)  # fmt: skip
 def scene_descriptions(
-    *,
+    options: DrawnOptions,
     question: str = "Describe the picture.",
-    train: int = 200,
-    validation: int = 40,
-    test: int = 60,
-    captions: int = 2,
-    references: int = 5,
-    unseen: tuple[str, ...] = ("home", "commercial"),
-    conflict: float = 0.5,
-    test_seed: int = 0,
-    seed: int = 0,
+    captions: Annotated[int, AT_LEAST_ONE] = 2,
+    references: Annotated[int, AT_LEAST_ONE] = 5,
 ) -> FederatedDataset:
     """Pictures of 64 x 64 pixels with one question, which captions answer; a client per place.
 
-    Args:
+    Raises ``ValueError``: an argument is out of its range, or a place is unknown or none is left for a client.
+
+    Options:
         question: what is asked of every picture.
-        train: training pictures per client.
-        validation: validation pictures per client.
-        test: test pictures per client and per unseen place.
         captions: captions of a training picture.
         references: captions of a validation or test picture, of which those that are the same count once.
-        unseen: places without a client.
-        conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
         test_seed: decides test pictures, their captions and the places' frequencies of colours.
         seed: decides all else.
-
-    Raises:
-        ValueError: an argument is out of its range, or a place is unknown or none is left for a client.
     """
-    counts = {"train": train, "validation": validation, "test": test, "captions": captions, "references": references}
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
     if not question.strip():
         raise ValueError(f"question must have at least a word, got {question!r}")
-    check_places(unseen, conflict)
+    check_places(options.unseen)
 
-    def place(scene: str, way: str | None, role: str, count: int, each: int) -> Examples:
-        told = Told.draw(scene, way, role, count, conflict, test_seed, test_seed if role == "test" else seed)
+    def place(scene: str, way: str | None, role: str, each: int) -> Examples:
+        told = Told.draw(scene, way, role, options.size(role), options)
         return _described(scene, role, told, question, each)
 
     splits: dict[str, Split] = {}
-    for number, scene in enumerate(scene for scene in SCENES if scene not in unseen):
+    for number, scene in enumerate(scene for scene in SCENES if scene not in options.unseen):
         way = WAYS[number % len(WAYS)]
         splits[scene] = Split(
-            place(scene, way, "train", train, captions),
-            place(scene, way, "validation", validation, references),
-            place(scene, way, "test", test, references),
+            place(scene, way, "train", captions),
+            place(scene, way, "validation", references),
+            place(scene, way, "test", references),
         )
-    places = {scene: place(scene, None, "test", test, references) for scene in unseen}
+    places = {scene: place(scene, None, "test", references) for scene in options.unseen}
     texts: set[str] = set()
     for split in splits.values():
         texts.update(split.train.answers, split.validation.answers)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain, product
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
+from confed.data.options import DrawnOptions
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.ragged import end_to_end
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
+from confed.federation.ranges import SHARE, Range
 
 # Bayes accuracy of readers that see each fact of an example through -------------------------------------------
 
@@ -91,6 +93,7 @@ def _merged(outcomes: np.ndarray) -> np.ndarray:
 FACTS = (("one", "two"), ("red", "blue"), ("ball", "box"), ("big", "small"), ("plain", "striped"))
 """What there is to know: number, colour, kind, size and pattern, each one of two; the first three or more are asked."""
 USUAL_FACTS = 3
+UP_TO_A_GUESS = Range(0, 0.5)
 
 SIZE = 32
 """Pixels per side of pictures."""
@@ -146,26 +149,26 @@ class _Signals:
         return np.where(np.arange(self.facts) == _WORST[modality], self.blurred, self.clear)
 
 
-@register_dataset
+@reader(
+    "split * alpha facts clear blurred distortion train validation test seed",
+    things="examples", train=600, validation=200, test=500,
+)  # fmt: skip
 def modalities(
+    options: DrawnOptions,
     split: Literal["clients", "iid", "dirichlet", "both"] = "clients",
-    *,
-    alpha: float = 0.5,
-    facts: int = USUAL_FACTS,
-    clear: float = 0.04,
-    blurred: float = 0.3,
-    distortion: float = 0.0,
-    train: int = 600,
-    validation: int = 200,
-    test: int = 500,
-    seed: int = 0,
+    facts: Annotated[int, Range(USUAL_FACTS, len(FACTS))] = USUAL_FACTS,
+    clear: Annotated[float, UP_TO_A_GUESS] = 0.04,
+    blurred: Annotated[float, UP_TO_A_GUESS] = 0.3,
+    distortion: Annotated[float, SHARE] = 0.0,
 ) -> FederatedDataset:
     """Six clients with pictures, texts, sound, or several of them, and a place for every set of modalities.
 
     The unseen places show the same examples, in a style that no client has, each place one set of modalities. Test
     examples are the same for all seeds.
 
-    Args:
+    Raises ``ValueError``: an option is out of range.
+
+    Options:
         split: "clients": each client has a style of its own, which is brightness, pitch and words, and all answers
             equally often; "iid": all have one style; "dirichlet": this, and each client has its own frequencies of
             the answers; "both": styles and frequencies of each client's own. Every client has the modalities that it
@@ -175,41 +178,27 @@ def modalities(
         clear: how often a modality is wrong about a fact that it tells well.
         blurred: how often it is wrong about the one that it tells badly.
         distortion: how far each client's fixed distortion goes, from 0 (none) to 1.
-        train: training examples per client.
-        validation: validation examples per client.
-        test: test examples per client and per unseen place.
-        seed: decides training and validation examples.
-
-    Raises:
-        ValueError: a size below 1, a negative seed, ``alpha`` not positive, or another number out of range.
     """
-    _check(facts, clear, blurred, distortion)
     signals = _Signals(facts, clear, blurred)
-    sizes = {"train": train, "validation": validation, "test": test}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1 example, got {size}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
     skewed, styled = split in ("dirichlet", "both"), split in ("clients", "both")
     count = len(signals.answers)
-    shares = label_shares(len(SIX_CLIENTS), count, alpha if skewed else None, generator(0, "senses"))
+    shares = label_shares(len(SIX_CLIENTS), count, options.alpha if skewed else None, generator(0, "senses"))
     splits: dict[str, Split] = {}
     for number, (name, owned) in enumerate(SIX_CLIENTS.items()):
         style = _distorted(_style(number if styled else None), number, distortion, facts)
         parts: dict[str, Examples] = {}
-        for role, size in sizes.items():
-            role_seed = 0 if role == "test" else seed
-            drawn = _draw(name, role, label_counts(size, shares[number]), owned, style, signals, role_seed)
+        for role in ("train", "validation", "test"):
+            size = options.size(role)
+            drawn = _draw(name, role, label_counts(size, shares[number]), owned, style, signals, options.seed_of(role))
             parts[role] = showing(drawn, owned, [f"{name}/{role}/{row:05d}" for row in range(size)])
         splits[name] = Split(**parts)
-    counts, last = label_counts(test, np.ones(count)), len(SIX_CLIENTS)
+    counts, last = label_counts(options.test, np.ones(count)), len(SIX_CLIENTS)
     style = _distorted(_style(last if styled else None), last, distortion, facts)
     new = _draw(_PLACE, "test", counts, SUBSETS[-1], style, signals, 0)
     places = {f"{_PLACE}_{'_'.join(shown)}": shown for shown in SUBSETS}
     tests: dict[str, Examples] = {}
     for place, shown in places.items():
-        tests[place] = showing(new, shown, [f"{place}/test/{row:05d}" for row in range(test)])
+        tests[place] = showing(new, shown, [f"{place}/test/{row:05d}" for row in range(options.test)])
     errors = {modality: signals.errors(modality) for modality in _WORST}
     ceilings = bayes_ceilings(errors, SIX_CLIENTS, dict(zip(SIX_CLIENTS, shares, strict=True)))
     ceilings |= bayes_ceilings(errors, places, dict.fromkeys(places, np.full(count, 1 / count)))
@@ -230,17 +219,6 @@ def modalities(
         modalities=dict(SIX_CLIENTS),
         ceilings=ceilings,
     )
-
-
-def _check(facts: int, clear: float, blurred: float, distortion: float) -> None:
-    """Check of the numbers that say what is told."""
-    if not USUAL_FACTS <= facts <= len(FACTS):
-        raise ValueError(f"facts must be {USUAL_FACTS} to {len(FACTS)}, got {facts}")
-    for name, share in (("clear", clear), ("blurred", blurred)):
-        if not 0 <= share <= 0.5:
-            raise ValueError(f"{name} must lie between 0 and 0.5 (a guess), got {share}")
-    if not 0 <= distortion <= 1:
-        raise ValueError(f"distortion must lie between 0 and 1, got {distortion}")
 
 
 def _style(number: int | None) -> _Style:

@@ -60,8 +60,6 @@ def sensor_series(
         ValueError: a file is missing or faulty (names the file and the line), an unknown client or split, no client
             who trains, or a client who owns something that its training examples do not have.
     """
-    if not 0 <= options.validation < 1:
-        raise ValueError(f"validation must be a share in [0, 1), got {options.validation}")
     root, unseen, account = options.folder, options.unseen, Account()
     rows = list(_rows(root / "examples.csv", account))
     account.check_remains(len(rows))

@@ -19,12 +19,13 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import check_distinct, words
+from confed.data.options import DrawnOptions
 from confed.data.seeding import generator
+from confed.datasets.reader import reader
 from confed.datasets.scenes.backgrounds import PICTURE, PLACES, VARIANTS, place, random_backgrounds
 from confed.datasets.scenes.drawings import CELL, DRAWINGS, FINE, Canvas
 from confed.datasets.scenes.graph import NOUNS
 from confed.datasets.scenes.render import WHEEL, palette
-from confed.registry import register_dataset
 
 QUESTION = "what is it?"
 CHUNK = 128
@@ -34,48 +35,34 @@ _Y, _X = np.mgrid[0:PICTURE, 0:PICTURE].astype(np.float32) - np.float32((PICTURE
 _LINE = 0.35  # half the width of a contour, in units of the drawing
 
 
-@register_dataset
+@reader(
+    "classes * styles train validation test unseen test_seed seed",
+    things="pictures", train=220, validation=110, test=440,
+)  # fmt: skip
 def six_styles(
-    classes: int | tuple[str, ...] = len(NOUNS),
-    *,
-    styles: tuple[str, ...] = (),
-    train: int = 220,
-    validation: int = 110,
-    test: int = 440,
-    unseen: tuple[str, ...] = (),
-    test_seed: int = 0,
-    seed: int = 0,
+    options: DrawnOptions, classes: int | tuple[str, ...] = len(NOUNS), styles: tuple[str, ...] = ()
 ) -> FederatedDataset:
     """Pictures of 64 x 64 pixels, drawn on the spot; equal arguments give equal bytes.
 
     Every part has as many pictures of each class, give or take one.
 
-    Args:
+    Raises ``ValueError``: an unknown class or style, fewer than two classes, no client, or a number out of its range.
+
+    Options:
         classes: what is drawn: the first so many of the benchmark's nouns, or their names.
         styles: the clients; all six if none are given.
-        train: training pictures per client.
-        validation: validation pictures per client.
         test: test pictures per client and unseen style.
         unseen: styles that no client trains on; taken out of ``styles``.
-        test_seed: decides the test pictures.
-        seed: decides the training and validation pictures.
-
-    Raises:
-        ValueError: an unknown class or style, fewer than two classes, no client, or a number out of its range.
     """
-    shown = _classes(classes)
+    shown, unseen = _classes(classes), options.unseen
     check_distinct("styles", styles, STYLES)
     check_distinct("unseen", unseen, STYLES)
     clients = [style for style in styles or STYLES if style not in unseen]
     if not clients:
         raise ValueError(f"unseen must leave at least one style for a client, got {', '.join(unseen)}")
-    sizes = {"train": train, "validation": validation, "test": test}
-    for name, value in {**sizes, "test_seed": test_seed, "seed": seed}.items():
-        if value < (least := 1 if name in sizes else 0):
-            raise ValueError(f"{name} must be at least {least}, got {value}")
 
-    def part(style: str, role: str, count: int) -> Examples:
-        rng = generator(test_seed if role == "test" else seed, "six styles", style, role)
+    def part(style: str, role: str) -> Examples:
+        count, rng = options.size(role), generator(options.seed_of(role), "six styles", style, role)
         labels = rng.permutation(np.arange(count) % len(shown))
         nouns = np.array([NOUNS.index(noun) for noun in shown])[labels]
         return Examples(
@@ -89,14 +76,14 @@ def six_styles(
 
     splits: dict[str, Split] = {}
     for style in clients:
-        splits[style] = Split(**{role: part(style, role, count) for role, count in sizes.items()})
+        splits[style] = Split(part(style, "train"), part(style, "validation"), part(style, "test"))
     facts = {
         "origin": "drawn by the package itself, in the manner of DomainNet",
-        "counts": f"{len(splits)} clients; {train} train, {validation} validation, {test} test pictures each; "
-        f"{len(shown)} classes, equally often",
+        "counts": f"{len(splits)} clients; {options.train} train, {options.validation} validation, {options.test} test "
+        f"pictures each; {len(shown)} classes, equally often",
         "chance": f"{1 / len(shown):.3f}",
     }
-    tests = {style: part(style, "test", test) for style in unseen}
+    tests = {style: part(style, "test") for style in unseen}
     return FederatedDataset("six_styles", tuple(shown), splits, tests, words([QUESTION]), facts)
 
 

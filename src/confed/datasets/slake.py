@@ -6,18 +6,15 @@ of objects with ``qid``, ``img_name`` ("xmlab0/source.jpg"), ``question``, ``ans
 """
 
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from confed.data.chat_federate import Partition, share_conversations, shown_files
+from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import file_in, plain_text
-from confed.data.options import Options
-from confed.data.picture_files import Check
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 _FILES = {"train": ("train.json",), "validation": ("validate.json", "validation.json"), "test": ("test.json",)}
 _PUBLISHED = 14_028
@@ -29,43 +26,27 @@ _FACTS = {
 }
 
 
-@register_dataset
+@reader(
+    "root partition * language place clients alpha max_train max_test image_size unreadable check seed",
+    partition=Annotated[Partition, "place"], clients=3,
+)  # fmt: skip
 def slake(
-    root: Path | str,
-    partition: Partition = "place",
-    *,
-    language: Literal["en", "zh", "all"] = "en",
-    place: Literal["modality", "location"] = "modality",
-    clients: int = 3,
-    alpha: float = 0.5,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    image_size: int = 224,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
-    seed: int = 0,
+    how: Dealing, language: Literal["en", "zh", "all"] = "en", place: Literal["modality", "location"] = "modality"
 ) -> FederatedDataset:
     """Medical questions, one client per kind of picture or part of the body, in the published splits.
 
-    Args:
-        root: see the module.
+    Options:
         partition: one client per "place" or "type" (open or closed), equal random shares ("iid"), or shares skewed by
             answers ("dirichlet").
         language: of the questions; those of the other one are left out and counted.
         place: what "place" is: "modality" (CT, MRI, X-Ray) or "location" (part of the body).
         clients: number of clients, but for "place" and "type".
-        alpha: concentration of "dirichlet".
-        max_train: most training questions per client.
-        max_test: most test questions per client.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
-        unreadable: share of the pictures that may be left out because they cannot be read, with their questions.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training questions under ``max_train``.
 
     Raises:
         ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
-    folder, account = Path(root), Account()
+    folder, account = how.folder, Account()
     records: list[ChatRecord] = []
     for split, names in _FILES.items():
         file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -84,16 +65,10 @@ def slake(
             entries.append((where, _entry(given, split, place)))
         records += records_of(entries, "", f"slake-{split}", account)
     places = (folder / "imgs", folder / "images", folder)
-    records, pictures, index = shown_files(
-        records, partial(file_in, places), account, size=image_size, unreadable=unreadable, check=check
-    )
+    records, pictures, index = shown_files(records, partial(file_in, places), account, how)
     published = sum(account.rows.values()) == _PUBLISHED
     facts = _FACTS if published else {"origin": f"{sum(account.rows.values())} questions in SLAKE's format"}
-    options = Options(
-        root, partition, clients=clients, alpha=alpha, validation=0.1, test_share=0.2, max_train=max_train,
-        max_test=max_test, seed=seed,
-    )  # fmt: skip
-    return share_conversations("slake", records, pictures, index, options, facts, account)
+    return share_conversations("slake", records, pictures, index, how, facts, account)
 
 
 def _entry(given: dict[str, Any], split: str, place: str) -> dict[str, Any]:

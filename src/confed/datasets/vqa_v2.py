@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from confed.data.regions import Regions
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE
 
 _FACTS = {
     "origin": "VQA v2 on the pictures of COCO; tested on val2014, as test2015 has no published answers",
@@ -42,7 +43,10 @@ PUBLISHED = (443_757, 214_354)
     partition=Literal["halves", "code"], clients=2, validation=0.02,
 )  # fmt: skip
 def vqa_v2(
-    options: Options, regions: Path | str | None = None, images: tuple[str, ...] = (), min_answers: int = 9
+    options: Options,
+    regions: Path | str | None = None,
+    images: tuple[str, ...] = (),
+    min_answers: Annotated[int, AT_LEAST_ONE] = 9,
 ) -> FederatedDataset:
     """VQA v2 at random clients.
 
@@ -73,7 +77,8 @@ def vqa_v2(
     base = options.folder
     if not base.is_dir():
         raise ValueError(f"vqa_v2: data.root must be the folder of the official files, {base} does not exist")
-    _check(options, min_answers)
+    if not options.validation:
+        raise ValueError("data.validation must be a share of the pictures in (0, 1), got 0")
     features = _regions(base, None if regions is None else Path(regions), images)
     train, test = (list(vqa_records(base, split)) for split in ("train2014", "val2014"))
     # Other questions in these files' layout have an origin and a licence of their own, and numbers of their own.
@@ -117,7 +122,7 @@ def _splits(first: Examples, last: Examples, options: Options) -> dict[str, Spli
     return splits
 
 
-def _deal(count: int, partition: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _deal(count: int, partition: str | None, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Every client's training questions, ascending."""
     if partition == "halves":
         return [np.sort(client_rows) for client_rows in np.array_split(rng.permutation(count), clients)]
@@ -196,11 +201,3 @@ def _regions(base: Path, given: Path | None, images: Sequence[str]) -> StoredReg
             "are folders of pictures given (data.images)"
         )
     return None
-
-
-def _check(options: Options, min_answers: int) -> None:
-    for name, value in (("clients", options.clients), ("min_answers", min_answers)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < options.validation < 1:
-        raise ValueError(f"validation must be a share of the pictures in (0, 1), got {options.validation}")

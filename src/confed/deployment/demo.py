@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from confed.deployment.provision import Federation, provision
+from confed.deployment.provision import Federation
 from confed.deployment.site import KEPT
+from confed.deployment.transports import Engine, transport_of
 from confed.recipes.recipe import Recipe
 from confed.registry import GRANTS
 from confed.runs.build import prepare
 from confed.system.events import Note, Progress
 
 Party = subprocess.Popen[bytes]
-Engine = Literal["flower", "flare"]
 
 
 def free_port() -> int:
@@ -29,12 +29,8 @@ def free_port() -> int:
 
 
 def parties(root: Path, port: int, engine: Engine = "flower") -> dict[str, tuple[Sequence[str], Path]]:
-    """Commands of a federation's server and sites, and the folder of each; kits of FLARE's know the port."""
-    lead, join = "--state state --tls .", "--once"
-    if engine == "flare":
-        lead, join = f"--engine flare {lead}", f"--engine flare --kit . {join}"
-    else:
-        lead, join = f"{lead} --port {port}", f"--site SITE --server localhost:{port} --ca ca.crt {join}"
+    """Commands of a federation's server and sites, and the folder of each."""
+    lead, join = transport_of(engine).commands(port)
     confed = [sys.executable, "-m", "confed.cli"]
     commands: dict[str, tuple[Sequence[str], Path]] = {}
     commands["server"] = ([*confed, "server", "recipe.toml", *lead.split()], root / "server")
@@ -84,12 +80,7 @@ def demonstrate(
         raise ValueError(f"the recipe's data have {len(names)} clients, got --sites {sites}")
     port = free_port()
     federation = Federation(names[:sites], "localhost", port, recipe.to_toml())
-    if engine == "flare":
-        from confed.deployment.flare.provision import provision_flare
-
-        provision_flare(root, federation)
-    else:
-        provision(root, federation)
+    transport_of(engine).provision(root, federation)
     progress(Note(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}"))
     commands = parties(root, port, engine)
     lead, where = commands["server"]

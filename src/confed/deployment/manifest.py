@@ -133,6 +133,26 @@ def check_site(
             )
 
 
+def read_certificate(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--ca: cannot read {path}: {error.strerror}") from error
+
+
+def check_signed(
+    folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
+) -> tuple[bytes, Manifest]:
+    """The authority's certificate and its manifest, after a check of this site's recipe, card and key."""
+    certificate = read_certificate(authority)
+    manifest, own = verified(folder, certificate), folder / "startup" / "client.crt"
+    if not public and own.is_file():  # with FLARE the certificate says who this is
+        public = public_half(own.read_bytes())
+        site = next((name for name, key in manifest.sites.items() if key == public), site)
+    check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
+    return certificate, manifest
+
+
 def public_half(certificate: bytes) -> str:
     """The public key of a certificate (PEM) in OpenSSH's format."""
     from cryptography import x509

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe
 from confed.results.folder import FINAL, MEMBERS, RunFolder, read_jsonl
+from confed.results.stored import TRAINING, read_records
 from confed.results.summary import Summary
 from confed.runs.build import prepare
 from confed.runs.encode import RunData
@@ -263,10 +264,11 @@ class SiteRunner(Runner):
 
     def _note_membership(self, examination: Examination, final: FinalResults) -> None:
         """Over which sites the means are, with the round and the model of each, and why others are in none."""
-        took_part = Counter[str]()
-        for line in read_jsonl(self.folder.metrics):
-            if line["event"] == "round":
-                took_part.update(line["bytes_up"].keys() - line["errors"].keys())
+        took_part, records = Counter[str](), read_records(self.folder.root)
+        sent = records.by_round(TRAINING, "bytes_up")
+        for facts in records.rounds:
+            if facts["event"] == "round":
+                took_part.update(sent.get(facts["round"], {}).keys() - facts["errors"].keys())
         sites = [name for name in self.expected if self.participation.holds(name, self.setup.rounds)]
         missing = {n: final.reason(n) or "it was away, and has not come since" for n in sites if not final.of(n)}
         shown = {"round": final.round, "model": final.model}
@@ -320,6 +322,7 @@ class SiteRunner(Runner):
     ) -> dict[str, Any]:
         summary = summarise_run(
             self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
+            self._write_records(examined, {}), self.ledger,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         # Answers to single questions are not here; what reads this file finds none.
@@ -409,11 +412,13 @@ def run_server(
     expected = _expected_sites(setup, names)
     if deliver and not RunFolder(root).summary.is_file():
         raise ValueError(f"{root} must hold a finished run for --deliver: start the server without --deliver")
-    folder = _folder(root, recipe)
+    leader = _Leader(
+        recipe, setup, run_data, _folder(root, recipe), expected, bool(names), wait, coming, whole, absent, progress
+    )
     late = LateSites(expected, wait) if deliver else None
     what = f"waiting for {len(expected)} sites" if late is None else "waiting for late sites"
     progress(RunProgress(0, setup.rounds, "starting", what))
-    while late is None or late.missing(folder):
+    while late is None or late.missing(leader.folder):
         remote = Remote(
             setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
             progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
@@ -423,13 +428,10 @@ def run_server(
             newcomers = None if late is None else late.gather(remote.sites)
             if newcomers == []:
                 break
-            summary = _led(
-                remote, recipe, setup, run_data, folder, expected, names, wait, coming, whole, absent, newcomers,
-                progress,
-            )  # fmt: skip
+            summary = leader.lead(remote, newcomers)
         if late is None:
             return summary
-    return json.loads(folder.summary.read_text(encoding="utf-8"))
+    return json.loads(leader.folder.summary.read_text(encoding="utf-8"))
 
 
 def _expected_sites(setup: Setup, names: Sequence[str]) -> list[str]:
@@ -469,57 +471,70 @@ class LateSites:
             time.sleep(sites.timeouts.interval)
 
 
-def _led(
-    remote: Remote,
-    recipe: Recipe,
-    setup: Setup,
-    run_data: RunData,
-    folder: RunFolder,
-    expected: Sequence[str],
-    names: Sequence[str],
-    wait: float,
-    coming: Sequence[str],
-    whole: bool,
-    absent: Sequence[str],
-    newcomers: Sequence[str] | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    root = folder.root
-    earlier, earlier_left_out = _stored_members(root)
-    if coming:
-        remote.sites.gather(coming, wait)
-    if newcomers is None:
-        connected = {info.id: info for info in remote.sites.gather(expected, 0.0 if earlier or coming else wait)}
-    else:
-        connected = {name: remote.sites.clients[name] for name in newcomers}
-    # Weights and shares stay those that the run began with, whatever a site says later.
-    members = [{**connected, **earlier}[name] for name in expected if name in connected or name in earlier]
-    all_left_out = {**earlier_left_out, **remote.sites.left_out}
-    left_out = {name: all_left_out[name] for name in expected if all_left_out.get(name)}
-    _write_members(root, members, left_out)
-    counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
-    for name, sentence in heavy.items():
-        remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
-        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {sentence}"))
-    remote.sites.members = frozenset(info.id for info in members)
-    here = replace(setup, population=Registered(counted))
-    if (privacy := setup.algorithm.update_privacy) is not None:
-        # The server's noise is independent of the seed, which all sites know.
-        hidden = replace(privacy, repeatable=False)
-        here = replace(here, algorithm=replace(setup.algorithm, update_privacy=hidden))
-    runner = SiteRunner(recipe, here, run_data, folder, progress, remote)
-    runner.whole = whole or not _has_server_parts(setup, members)
-    if newcomers is not None and not runner.whole:
-        raise ValueError("--deliver needs --whole here: a part of the model is the server's, and sites get none of it")
-    runner.absent, runner.newcomers = absent, newcomers
-    runner.expected = expected if names else [info.id for info in members]
-    runner.examples = {info.id: {"train": info.num_examples} for info in members}
-    runner.left_out = left_out
-    runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
-    summary = runner.run()
-    remote.remember()
-    remote.sites.farewell(10.0)
-    return summary
+@dataclass(frozen=True)
+class _Leader:
+    """A run that is led from its members' introductions to their farewell."""
+
+    recipe: Recipe
+    setup: Setup
+    run_data: RunData
+    folder: RunFolder
+    expected: Sequence[str]
+    named: bool  # whether the sites are those of a list, all of which a mean is over
+    wait: float
+    coming: Sequence[str]
+    whole: bool
+    absent: Sequence[str]
+    progress: Progress
+
+    def lead(self, remote: Remote, newcomers: Sequence[str] | None) -> dict[str, Any]:
+        """A whole run, or the delivery of its final models to newcomers."""
+        members, left_out = self._members(remote, newcomers)
+        counted, heavy = bounded_members(members, _weight_bound(self.setup.algorithm, remote.bounds))
+        for name, sentence in heavy.items():
+            remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
+            self.progress(RunProgress(0, self.setup.rounds, "starting", f"{name!r} {sentence}"))
+        remote.sites.members = frozenset(info.id for info in members)
+        here = replace(self.setup, population=Registered(counted))
+        if (privacy := self.setup.algorithm.update_privacy) is not None:
+            # The server's noise is independent of the seed, which all sites know.
+            hidden = replace(privacy, repeatable=False)
+            here = replace(here, algorithm=replace(self.setup.algorithm, update_privacy=hidden))
+        runner = SiteRunner(self.recipe, here, self.run_data, self.folder, self.progress, remote)
+        runner.whole = self.whole or not _has_server_parts(self.setup, members)
+        if newcomers is not None and not runner.whole:
+            raise ValueError(
+                "--deliver needs --whole here: a part of the model is the server's, and sites get none of it"
+            )
+        runner.absent, runner.newcomers = self.absent, newcomers
+        runner.expected = self.expected if self.named else [info.id for info in members]
+        runner.examples = {info.id: {"train": info.num_examples} for info in members}
+        runner.left_out = left_out
+        runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
+        summary = runner.run()
+        remote.remember()
+        remote.sites.farewell(10.0)
+        return summary
+
+    def _members(
+        self, remote: Remote, newcomers: Sequence[str] | None
+    ) -> tuple[list[ClientInfo], Mapping[str, Mapping[str, int]]]:
+        """The run's members, waited for where it begins, and the examples that they leave out."""
+        earlier, earlier_left_out = _stored_members(self.folder.root)
+        if self.coming:
+            remote.sites.gather(self.coming, self.wait)
+        if newcomers is None:
+            wait = 0.0 if earlier or self.coming else self.wait
+            connected = {info.id: info for info in remote.sites.gather(self.expected, wait)}
+        else:
+            connected = {name: remote.sites.clients[name] for name in newcomers}
+        # Weights and shares stay those that the run began with, whatever a site says later.
+        known = {**connected, **earlier}
+        all_left_out = {**earlier_left_out, **remote.sites.left_out}
+        members = [known[name] for name in self.expected if name in known]
+        left_out = {name: all_left_out[name] for name in self.expected if all_left_out.get(name)}
+        _write_members(self.folder.root, members, left_out)
+        return members, left_out
 
 
 # Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.

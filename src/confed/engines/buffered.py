@@ -71,12 +71,12 @@ def check_buffered(
 ) -> None:
     """Check that a method and a federation can have asynchronous rounds."""
     if reason := unsupported_reason(algorithm):
-        raise ValueError(f"run.buffer must be 0 for {algorithm.title}, got {settings.size}: {reason}")
+        raise ValueError(f"run.async.buffer must be 0 for {algorithm.title}, got {settings.size}: {reason}")
     if participation.joins or participation.leaves:
-        raise ValueError(f"run.buffer must be 0 together with run.joins and run.leaves, got {settings.size}")
+        raise ValueError(f"run.async.buffer must be 0 together with run.joins and run.leaves, got {settings.size}")
     if settings.size > clients:
         raise ValueError(
-            f"run.buffer must be at most the number of clients, {clients}, as a client is in a buffer once, got "
+            f"run.async.buffer must be at most the number of clients, {clients}, as a client is in a buffer once, got "
             f"{settings.size}"
         )
     if not 1 <= concurrency <= clients:

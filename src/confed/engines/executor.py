@@ -39,7 +39,7 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
     """Keeps features of the frozen layers of a process's model from now on."""
     settings = setup.features
     if settings is None:
-        return FeatureCounts(reason="run.features is 'off'")
+        return FeatureCounts(reason="run.features.keep is 'off'")
     if setup.compile:
         return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
 

@@ -225,6 +225,7 @@ def client_of(
         signer=setup.signer,
         secret=setup.secret,
         measures=setup.measures,
+        record_privacy=setup.algorithm.record_privacy,
     )
 
 

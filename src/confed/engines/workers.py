@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 
-from confed.engines.call_bytes import ProcessExecutor, Work, answer_bytes, call_head, join, read_answer, split
+from confed.engines.dispatch import ProcessBatch, ProcessExecutor, answer_bytes, call_head, join, read_answer, split
 from confed.engines.executor import WRITTEN_AFTER, added, added_up, counts_of, keep_data, keep_features
 from confed.engines.perform import Setup, Workspace
 from confed.engines.setup_source import SetupSource
@@ -169,64 +169,65 @@ class Workers(ProcessExecutor[bytes]):
     def _sendable(self, message: bytes) -> bytes:
         return message
 
-    def _feed(self, work: Work[bytes]) -> None:
-        numbers = range(len(self._workers))
-        for number in [n for n in numbers if n not in work.queue.running]:
-            if not work.queue:
+    def _feed(self, batch: ProcessBatch[bytes]) -> None:
+        for number in range(len(self._workers)):
+            if not batch.waiting:
                 return
+            if number in batch.running.values():
+                continue
             try:
-                self._send(work, number)
+                self._send(batch, number)
             except BaseException:
                 # Ctrl-C, or a damaged state: with no call, or half of one, the worker would wait, and we for its reply.
                 self._workers[number][0].kill()
                 raise
 
-    def _send(self, work: Work[bytes], number: int) -> None:
+    def _send(self, batch: ProcessBatch[bytes], number: int) -> None:
         """Sends a free worker its next call, if there is one for it now."""
-        position = work.queue.take(number, range(len(self._workers)))
+        position = self._begin(batch, number, range(len(self._workers)))
         if position is None:
             return
-        call, pipe = work.queue.calls[position], self._workers[number][1]
-        state = encode_state(work.store.load(call.client.id))
+        call, pipe = batch.calls[position], self._workers[number][1]
+        state = encode_state(batch.store.load(call.client.id))
         # Where the worker has died, collecting its reply finds that out and says so.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for field in (call_head(call, work.round), work.messages.of(call.message), state):
+            for field in (call_head(call, batch.round), batch.messages.of(call.message), state):
                 pipe.send_bytes(field)
 
-    def _collect(self, work: Work[bytes]) -> None:
-        queue = work.queue
-        ready = wait([self._workers[number][1] for number in queue.running])
-        for number in [n for n in queue.running if self._workers[n][1] in ready]:
-            position = queue.finish(number)
+    def _collect(self, batch: ProcessBatch[bytes]) -> None:
+        ready = wait([self._workers[number][1] for number in batch.running.values()])
+        for position, number in list(batch.running.items()):
+            if self._workers[number][1] not in ready:
+                continue
             try:
                 parts = [self._workers[number][1].recv_bytes() for _ in range(3)]
                 path = Path(self._spool.name) / f"{position}"
                 path.write_bytes(join(parts))
-                work.early[position] = path
+                batch.finish(position, path)
             except (EOFError, ConnectionResetError):
                 process, pipe = self._workers[number]
                 process.join()
                 pipe.close()
                 self._homes.leave(number)
                 self._workers[number] = self._spares.pop(number, None) or self._start(number)
-                work.early[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
+                batch.finish(position, f"ChildProcessError: the worker died with exit code {process.exitcode}")
 
-    def _read(self, work: Work[bytes], position: int, early: Path) -> Reply:
-        call, parts = work.queue.calls[position], split(early.read_bytes())
-        early.unlink()
+    def _read(self, batch: ProcessBatch[bytes], position: int, outcome: Path) -> Reply:
+        call, parts = batch.calls[position], split(outcome.read_bytes())
+        outcome.unlink()
         head = json.loads(parts[0])
         if not parts[1] and "broken" in head:
             raise RuntimeError(f"a worker process could not prepare the run: {head['broken']}")
         self._counts[head["process"]] = FeatureCounts(**head["features"])
         self._device_data[head["process"]] = DeviceCounts(**head["device_data"])
-        read = read_answer(call, parts, work.store)
+        read = read_answer(call, parts, batch.store)
         self.timeline.add(call.client.id, call.action, *read.span)
         return read.reply
 
-    def _drop(self, work: Work[bytes]) -> None:
-        for early in work.early.values():
-            if isinstance(early, Path):
-                early.unlink(missing_ok=True)
+    def _drop(self, batch: ProcessBatch[bytes]) -> None:
+        for outcome in batch.done.values():
+            if isinstance(outcome, Path):
+                outcome.unlink(missing_ok=True)
 
     def _start(self, number: int) -> tuple[BaseProcess, Connection]:
         here, worker_end = multiprocessing.Pipe()

@@ -14,9 +14,17 @@ from confed.federation.evaluation import Evaluation
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Mean, Params, Rules, Scope, layout, pick
-from confed.federation.protection import HOOKS, HOOKS_AT_CLIENT, Protection, is_declared, keeps_protections
+from confed.federation.protection import (
+    HOOKS,
+    HOOKS_AT_CLIENT,
+    HOOKS_IN_TRAINING,
+    Protection,
+    is_declared,
+    keeps_protections,
+)
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import check_fields
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.reports import LOSS, Report
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
@@ -43,6 +51,7 @@ class Algorithm(Evaluation):
         update_privacy: clipping and noise on the updates, at the client or at the server.
         robust: a mean that a few clients cannot steer, in place of the weighted one.
         secure_sum: secure aggregation: the server learns the sum of the updates only.
+        record_privacy: clipping and noise on the gradient of every record in local training (DP-SGD).
     """
 
     accumulator: Literal["float32", "float64"] = field(default="float32", kw_only=True)
@@ -50,6 +59,7 @@ class Algorithm(Evaluation):
     update_privacy: UpdatePrivacy | None = field(default=None, kw_only=True)
     robust: RobustMean | None = field(default=None, kw_only=True)
     secure_sum: SecureSum | None = field(default=None, kw_only=True)
+    record_privacy: RecordPrivacy | None = field(default=None, kw_only=True)
 
     traits: ClassVar[Traits] = Traits()
 
@@ -101,6 +111,7 @@ class Algorithm(Evaluation):
         """The method's own hooks that may go round a protection -> whether each is declared to keep it."""
         at_client = self.update_privacy is not None and self.update_privacy.at == "client"
         names = HOOKS_AT_CLIENT if protection == "update_privacy" and at_client else HOOKS
+        names = HOOKS_IN_TRAINING if protection == "record_privacy" else names
         hooks = {name: getattr(type(self), name) for name in names}
         return {n: is_declared(hook, protection) for n, hook in hooks.items() if hook is not getattr(Algorithm, n)}
 

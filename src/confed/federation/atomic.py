@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-_LOCK = "lock.json"  # see folder_lock, which this package may not import
-
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, sync: bool = False, mode: int = 0o666) -> None:
     """Atomic write: under a temporary name, then renamed; a reader sees the old file or the new one, never a part.
@@ -38,7 +36,7 @@ def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
     """Removal of temporary files that killed processes left."""
     suffix = f".{os.getpid()}.tmp"
     for path in list(folder.glob(pattern)):
-        if path.name.endswith(suffix) or path.name.startswith(f".{_LOCK}."):
+        if path.name.endswith(suffix):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from confed.federation.protocols import Batch, NoAugmentation
+from confed.federation.protocols import Batch, NoAugmentation, RandomAccess
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -42,6 +42,17 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
         return batches
     chosen = torch.rand(len(client.data), generator=client.rng(f"{purpose}/flip")) < 0.5
     return _mirrored(batches, chosen)
+
+
+def sampled_batches(client: "Client", numbers: Tensor, batch_size: int, purpose: str) -> Iterable[Batch]:
+    """Training batches of some of a client's examples, augmented as ``client.local`` says."""
+    data = client.data
+    if not isinstance(data, RandomAccess):
+        raise ValueError(f"the training examples of client {client.info.id!r} cannot be sampled one by one")
+    batches = data.chosen(numbers, batch_size)
+    if client.local.augment == "none" or (isinstance(data, NoAugmentation) and data.fixed):
+        return batches
+    return _mirrored(batches, torch.rand(len(data), generator=client.rng(f"{purpose}/flip")) < 0.5)
 
 
 def versions(client: "Client") -> int:

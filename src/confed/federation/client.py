@@ -15,6 +15,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar, Scope, copy_into
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
 from confed.federation.traits import GlobalModel
 
@@ -112,6 +113,7 @@ class Client:
         signer: by what a site is known to other sites; None without signatures.
         secret: where noise on values that a server may ask for again comes from at a site; None in the simulator.
         measures: numbers by which final models are judged beside the task's own.
+        record_privacy: clipping and noise on the gradients of examples, which training follows.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -136,6 +138,7 @@ class Client:
     signer: Signer | None = None
     secret: NoiseSource | None = None
     measures: Sequence[Measure] = ()
+    record_privacy: RecordPrivacy | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:

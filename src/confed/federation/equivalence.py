@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.evaluation import Evaluation
-from confed.federation.local import Local
+from confed.federation.local import Local, Schedule
 
 Result = Literal["equal bits", "within 1e-5", "one by one", "refused", "not asked"]
 """A cell. "one by one" has the reference's bits, as the way steps aside; "not asked" is no part of a round."""
@@ -20,9 +20,9 @@ WAYS: Mapping[str, str] = {
     "stacked": "`run.batch_clients` > 1: several clients in one pass",
     "workers": "`run.workers` > 1: forked processes; spawned ones make their setup as actors on Ray do",
     "Ray": '`run.engine = "ray"`',
-    "buffered": "`run.buffer` = `run.cohort` = all clients, equal delays: asynchronous rounds with nothing late",
+    "buffered": "`run.async.buffer` = `run.cohort` = all clients, equal delays: asynchronous rounds with nothing late",
     "resumed": "a checkpoint after the first round, and another process",
-    "kept features": '`run.features = "auto"`: outputs of frozen layers kept',
+    "kept features": '`run.features.keep = "auto"`: outputs of frozen layers kept',
 }
 """Ways of execution, and the settings that choose them."""
 
@@ -63,16 +63,11 @@ LOCAL: Mapping[str, Row] = {
     "betas": Row(),
     "momentum": Row(),
     "clip": Row(),
-    "schedule": Row(stacks=("constant",), reason=_RATES),
-    "warmup": Row(stacks=(0.0,), reason=_RATES),
-    "stairs": Row(stacks=(0,), reason=_RATES),
-    "milestones": Row(stacks=((0.5, 0.75),), reason=_RATES),
-    "decay": Row(stacks=(0.2,), reason=_RATES),
+    "schedule": Row(stacks=(Schedule(),), reason=_RATES),
     "augment": Row(),
     "precision": Row(stacks=("fp32",), reason="autocast is not tried there"),
     "eval_batch_size": Row(),
     "iterations": Row(),
-    "horizon": Row(stacks=(0,), reason=_RATES),
 }
 """Fields of :class:`confed.federation.local.Local`."""
 
@@ -82,6 +77,7 @@ OPTIONS: Mapping[str, Row] = {
     "robust": Row(),
     "update_privacy": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
     "secure_sum": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+    "record_privacy": Row(stacks=(None,), reason="the gradient of each example is clipped"),
 }
 """Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
 
@@ -175,6 +171,10 @@ def _unfollowed(holder: object, rows: Mapping[str, Row], section: str, names: Se
             return f"{section}.{name} is not known to stacked training"
         stacks = rows[name].stacks
         if stacks is not None and value not in stacks:
-            which = "" if stacks == (None,) else f"is {value!r}, stacked are {', '.join(map(repr, stacks))}: "
+            which = "" if stacks == (None,) else f"is {_shown(value)}, stacked are {', '.join(map(_shown, stacks))}: "
             return f"{section}.{name} {which or 'is set: '}{rows[name].reason}"
     return ""
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, Schedule) else repr(value)

@@ -14,6 +14,61 @@ Augment = Literal["none", "flip"]  # what happens to training pictures
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """Factor on the learning rate over the steps of the whole federation, or of a round.
+
+    Attributes:
+        kind: "constant", "linear" or "cosine" (from 1 to 0), or "step".
+        horizon: where positive, the schedule begins anew in every round and would end after so many epochs, of which
+            the round runs the first; every update counts, so that a method with two per batch comes twice as far. With
+            1 epoch per round, "linear", a warm-up of 0.1 and a horizon of 15 it is that of FedDAT's released code.
+        warmup: share of the steps in which the factor rises linearly from 0.
+        stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
+        milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
+        decay: see ``milestones``.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "step"] = "constant"
+    warmup: Annotated[float, SHARE] = 0.0
+    stairs: Annotated[int, NOT_NEGATIVE] = 0
+    milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
+    decay: Annotated[float, Range(0, 1, above=True)] = 0.2
+    horizon: Annotated[int, NOT_NEGATIVE] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "local.schedule")
+        if self.horizon and not self.changes:
+            raise ValueError(
+                "local.schedule.horizon needs a local.schedule.kind other than 'constant', or a local.schedule.warmup"
+            )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in vars(self).items() if value != getattr(Schedule, key)) or (
+            "constant"
+        )
+
+    @property
+    def changes(self) -> bool:
+        """Whether the factor is not 1 throughout."""
+        return self.kind != "constant" or self.warmup > 0
+
+    def factor(self, progress: float) -> float:
+        """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
+        progress = min(progress, 1.0)
+        if progress < self.warmup:
+            share = progress / self.warmup
+            return (math.floor(share * self.stairs) + 1) / self.stairs if self.stairs else share
+        if self.kind == "step":
+            return self.decay ** sum(progress >= milestone for milestone in self.milestones)
+        left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
+        if self.kind == "linear":
+            return left
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        return 1.0
+
+
+@dataclass(frozen=True)
 class Local:
     """Options of local training in one round, common to all compared methods.
 
@@ -30,15 +85,7 @@ class Local:
         betas: decay rates of AdamW, Adam and Adamax.
         momentum: SGD's.
         clip: largest gradient norm, or none.
-        schedule: factor on ``lr`` over the steps of the whole federation.
-        horizon: where positive, the schedule begins anew in every round and would end after so many epochs, of which
-            the round runs the first; every update counts, so that a method with two per batch comes twice as far. With
-            1 epoch per round, ``schedule = "linear"``, ``warmup = 0.1`` and a horizon of 15 it is that of FedDAT's
-            released code.
-        warmup: share of the steps in which the factor rises linearly from 0.
-        stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
-        milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
-        decay: see ``milestones``.
+        schedule: factor on ``lr`` over the steps.
         augment: "flip" mirrors training pictures left to right with probability 1/2 (:mod:`confed.federation.batches`),
             which is wrong where answers tell left from right; "none".
         precision: "fp32", or "bf16" for autocast (losses stay fp32).
@@ -54,25 +101,18 @@ class Local:
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
     momentum: Annotated[float, BELOW_ONE] = 0.0
     clip: Annotated[float | None, POSITIVE] = None
-    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    warmup: Annotated[float, SHARE] = 0.0
-    stairs: Annotated[int, NOT_NEGATIVE] = 0
-    milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
-    decay: Annotated[float, Range(0, 1, above=True)] = 0.2
+    schedule: Schedule = Schedule()
     augment: Augment = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     eval_batch_size: Annotated[int, AT_LEAST_ONE] = 250
     iterations: Annotated[int, NOT_NEGATIVE] = 0
-    horizon: Annotated[int, NOT_NEGATIVE] = 0
 
     def __post_init__(self) -> None:
         check_fields(self, "local")
-        if self.horizon and self.iterations:
+        if self.schedule.horizon and self.iterations:
             raise ValueError(
-                f"local.horizon counts epochs, so local.iterations must be 0 with it, got {self.iterations}"
+                f"local.schedule.horizon counts epochs, so local.iterations must be 0 with it, got {self.iterations}"
             )
-        if self.horizon and self.schedule == "constant" and not self.warmup:
-            raise ValueError("local.horizon needs a local.schedule other than 'constant', or a local.warmup")
 
     def steps(self, batches: int) -> int:
         """Optimiser steps of an epoch with so many batches."""
@@ -84,28 +124,13 @@ class Local:
 
     def progress(self, round: float, rounds: int, epoch: int, taken: int) -> float:
         """Share of the schedule that is over."""
-        return taken / (self.horizon * epoch) if self.horizon else round / rounds
-
-    def factor(self, progress: float) -> float:
-        """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
-        progress = min(progress, 1.0)
-        if progress < self.warmup:
-            share = progress / self.warmup
-            return (math.floor(share * self.stairs) + 1) / self.stairs if self.stairs else share
-        if self.schedule == "step":
-            return self.decay ** sum(progress >= milestone for milestone in self.milestones)
-        left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
-        if self.schedule == "linear":
-            return left
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * (1 - left)))
-        return 1.0
+        return taken / (self.schedule.horizon * epoch) if self.schedule.horizon else round / rounds
 
     def travelled(self, round: int, rounds: int, steps: int) -> float:
         """The sum of the learning rates of a round's steps."""
         epoch = max(1, steps // self.epochs)
         done = (self.progress(round + step / steps, rounds, epoch, step) for step in range(steps))
-        return self.lr * sum(map(self.factor, done))
+        return self.lr * sum(map(self.schedule.factor, done))
 
 
 SCALE = "scale"  # key of a parameter group: the factor on local.lr of its tensors
@@ -151,7 +176,7 @@ def scheduled_step(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], local: Local, progress: float
 ) -> None:
     """One step with the gradients there are, clipped, at the rate after a share ``progress`` of the run's steps."""
-    set_rates(optimizer, local.lr * local.factor(progress))
+    set_rates(optimizer, local.lr * local.schedule.factor(progress))
     if local.clip is not None:
         nn.utils.clip_grad_norm_(list(parameters), local.clip)
     optimizer.step()

@@ -9,7 +9,7 @@ engine accepts nothing of it but new values of what the round expects.
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
-Protection = Literal["update_privacy", "robust", "secure_sum"]
+Protection = Literal["update_privacy", "robust", "secure_sum", "record_privacy"]
 """Protections of clients' updates from the server, or of the server from them: fields of every method."""
 
 HOOKS = ("phases", "round", "broadcast", "actions", "weight", "average", "aggregate", "finish")
@@ -17,6 +17,9 @@ HOOKS = ("phases", "round", "broadcast", "actions", "weight", "average", "aggreg
 
 HOOKS_AT_CLIENT = ("actions", "reports")
 """Hooks by which more may leave a client than the update that it clips and noises."""
+
+HOOKS_IN_TRAINING = ("fit", "objective", "actions", "reports")
+"""Hooks by which more than noised gradients of a client's records may get into what it sends."""
 
 _MARK = "kept_protections"
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -29,7 +32,9 @@ def keeps_protections(*protections: Protection) -> Callable[[Hook], Hook]:
         protections: "robust": what the server learns of the replies is what ``algorithm.robust`` makes of them;
             "update_privacy": it uses the sum of the clipped updates and nothing else of the replies, and above
             ``reports`` or ``actions``: nothing but the update depends on the client's examples; "secure_sum": it needs
-            the mean with the weights of :meth:`Algorithm.weight <confed.federation.algorithm.Algorithm.weight>` only.
+            the mean with the weights of :meth:`Algorithm.weight <confed.federation.algorithm.Algorithm.weight>` only;
+            "record_privacy": what a client sends depends on its examples by the steps of one call of ``train`` alone,
+            whose objective has one loss per batch, a mean over its examples.
 
     Raises:
         ValueError: there is no protection of that name.

@@ -179,6 +179,15 @@ class Controllable(Protocol):
 
 
 @runtime_checkable
+class RandomAccess(Protocol):
+    """Client data whose training examples can be had by their numbers."""
+
+    def chosen(self, numbers: Tensor, batch_size: int) -> Iterable[Batch]:
+        """Training batches of the given examples, int64 (n,), in that order; the last batch may be smaller."""
+        ...
+
+
+@runtime_checkable
 class DrawsAnew(Protocol):
     """Client data with tensors that differ in every epoch; outputs that depend on these are not kept.
 

@@ -5,7 +5,7 @@ written for confed 0.1 do.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind
+from confed.federation.record_gradients import BATCH_NORMS, private_steps
 from confed.federation.specs import Contrasting, WeighsBatches
 from confed.federation.teacher import global_features, global_logits, once_per_round, teacher
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from confed.federation.client import Client
 
 __all__ = ["Tallies", "evaluate", "global_features", "global_logits", "once_per_round", "scheduled_step", "teacher"]
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 """Yields the losses of one batch; :func:`train` steps after each before the next is computed.
@@ -93,19 +92,17 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         )
     device = parameters[0].device
     optimizer = make_optimizer(parameters, local, [client.lr_factor(name) for name in learning])
-    scheduled = local.schedule != "constant" or local.warmup > 0
+    scheduled = local.schedule.changes
     epoch = epoch_steps(client) if scheduled else 1
     steps = local.round_steps(epoch) if epochs is None else epochs * epoch
     # Fine-tuning after the last round has a separate schedule.
     begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
     total, taken = torch.zeros((), device=device), 0
-    for step, batches in enumerate(step_batches(client, order, epochs, pairs)):
-        group = [to_device(batch, device) for batch in batches]
-        for loss in _gradients(objective, client, group, parameters):
+    for step, losses in enumerate(_steps(client, objective, learning, order, epochs, pairs)):
+        for loss in losses:
             if scheduled:
-                set_rates(
-                    optimizer, local.lr * local.factor(local.progress(begun + step / steps, rounds, epoch, taken))
-                )
+                progress = local.progress(begun + step / steps, rounds, epoch, taken)
+                set_rates(optimizer, local.lr * local.schedule.factor(progress))
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
@@ -113,6 +110,21 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
             taken += 1
     _clear(parameters)
     return float(total) / max(taken, 1)
+
+
+def _steps(
+    client: "Client", objective: Objective, learning: Mapping[str, Tensor], order: str, epochs: int | None, pairs: bool
+) -> Iterator[Iterator[Tensor]]:
+    """Losses of each step of a round; their gradients are in place when they are given."""
+    parameters = list(learning.values())
+    if client.record_privacy is not None:
+        epoch = epoch_steps(client)
+        steps = client.local.round_steps(epoch) if epochs is None else epochs * epoch
+        yield from private_steps(client, client.record_privacy, objective, learning, steps)
+        return
+    for batches in step_batches(client, order, epochs, pairs):
+        group = [to_device(batch, parameters[0].device) for batch in batches]
+        yield _gradients(objective, client, group, parameters)
 
 
 def step_batches(

@@ -26,6 +26,7 @@ from confed.data.table import concatenate_tables
 from confed.engines.local import InProcess, Setup
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
+from confed.federation.file_names import file_name
 from confed.federation.measure import Measure, values_of
 from confed.federation.messages import Call, Message
 from confed.federation.specs import task_spec
@@ -41,6 +42,7 @@ from confed.report.tables.table import Cell, Column, Table, to_csv, to_markdown
 from confed.results.folder import RunFolder
 from confed.results.records import is_blind
 from confed.results.run_files import NAMES, TRUTH, name_hashes
+from confed.results.stored import FinalResult, Records, write_records
 from confed.results.summary import Summary
 from confed.results.views import View
 from confed.runs.build import tasks_of
@@ -273,7 +275,12 @@ def evaluate(
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> dict[str, Path]:
-    """Writes ``evaluation.json``, ``.csv``, ``.md``, and ``predictions.safetensors`` with names and right answers."""
+    """Files of an evaluation.
+
+    ``evaluation.json``, ``.csv``, ``.md``, ``predictions.safetensors`` with names and right answers, and
+    ``records/`` (:mod:`confed.results.stored`), where each model is a view, with the run's number before it where there
+    are two.
+    """
     names = ("evaluation.json", "evaluation.csv", "evaluation.md", "predictions.safetensors")
     files = {name: out / name for name in names}
     if files["evaluation.json"].exists():
@@ -281,13 +288,24 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> dict[str, Path]:
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     runs = list(dict.fromkeys(t.run for t in evaluation.tried))
+    examples: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    results: dict[str, list[FinalResult]] = {}
     for t in evaluation.tried:
+        view = file_name(t.model if len(runs) == 1 else f"{runs.index(t.run)}-{t.model}")
+        owner = t.model.removeprefix(PERSONAL) if t.model.startswith(PERSONAL) else t.place
+        results.setdefault(view, []).append(FinalResult(owner, t.place, len(t.correct), t.values))
+        columns = {"correct": t.correct, "prediction": t.prediction}
+        columns |= {"name": t.names} if len(t.names) else {}
+        columns |= {} if t.truth is None else {"truth": t.truth}
+        of_place = {name: column.numpy() for name, column in columns.items()}
+        examples.setdefault(view, {})[t.place] = of_place
         start = f"{runs.index(t.run)}/{t.model}/{t.place}"  # runs are numbered as evaluation.json lists them
         tensors |= {f"{start}/correct": t.correct, f"{start}/prediction": t.prediction}
         if len(t.names):  # a model that reads only some of the modalities does not say which examples it saw
             tensors[f"{NAMES}/{t.place}"] = t.names
         if t.truth is not None:
             tensors[f"{runs.index(t.run)}/{TRUTH}/{t.place}"] = t.truth
+    write_records(out, Records(tests=results), examples)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, files[names[3]])
     files[names[1]].write_text(to_csv(evaluation.table()), encoding="utf-8")
     files[names[2]].write_text(to_markdown(evaluation.table()), encoding="utf-8")

@@ -23,7 +23,8 @@ from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import tasks as registered_tasks
-from confed.results.folder import RunFolder, kind_of, read_jsonl, run_folders
+from confed.results.folder import RunFolder, kind_of, run_folders
+from confed.results.stored import read_records
 from confed.results.summary import Summary
 
 AnswerKind = Literal["answers", "labels", "captions", "conversations"]
@@ -323,7 +324,7 @@ def finished_summary(folder: Path) -> Summary:
         raise ValueError(f"{folder} is not a run folder: it has no recipe.toml")
     run = RunFolder(folder)
     if not run.summary.is_file():
-        done = max((line.get("round", 0) for line in read_jsonl(run.metrics)), default=0)
+        done = read_records(folder).reached
         raise ValueError(
             f"{folder} is not finished: it stands at round {done}; continue it with `confed resume {folder}`"
         )

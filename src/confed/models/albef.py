@@ -348,8 +348,8 @@ def _full(
     """ALBEF of the published size.
 
     Options:
-        pretrained: the .safetensors file that ``confed convert albef`` wrote; the ``.config.json`` beside it decides
-            all sizes but the picture's. None: random weights.
+        pretrained: the .safetensors file that ``confed weights convert albef`` wrote; the ``.config.json`` beside it
+            decides all sizes but the picture's. None: random weights.
         vocabulary: BERT's: ``vocab.txt``, a folder, or a hub name; read by the tokenizer.
         image_size: pixels per side, a multiple of 16; position embeddings are interpolated.
     """
@@ -391,7 +391,7 @@ def _published(file: Path, vocab_size: int, image_size: int, dropout: float, rng
     beside = file.with_name(f"{file.stem}.config.json")
     for needed in (file, beside):
         if not needed.is_file():
-            raise ValueError(f"expected a file that `confed convert albef` wrote at {needed}, found none")
+            raise ValueError(f"expected a file that `confed weights convert albef` wrote at {needed}, found none")
     sizes = json.loads(beside.read_text(encoding="utf-8"))
     if sizes["vocab_size"] != vocab_size:
         raise ValueError(f"the checkpoint {file} has {sizes['vocab_size']} tokens, got {vocab_size}")

@@ -22,6 +22,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
 from confed.models.finetuning import Finetunable, Places
+from confed.models.grid_features import colours_of, plane_of
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import needed, picture_fit, picture_side
 from confed.models.label_embeddings import tokenizer_of
@@ -30,7 +31,6 @@ from confed.models.passes import Chain, Step
 from confed.models.pretrained import published, seeded
 from confed.models.tokenizer import FixedLength, WordTokenizer
 from confed.models.variants import variant
-from confed.models.vision_features import colours_of, plane_of
 
 Fusion = Literal["linear", "product", "attention"]
 TINY = "tiny:"

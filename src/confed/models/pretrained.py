@@ -55,7 +55,7 @@ def weights_file(model: str, pretrained: bool | Path | str = True) -> Path:
         return Path(pretrained)
     if not packaged(model):
         raise ValueError(
-            f"{model} comes without weights: make them with `confed pretrain {model} --out FILE` and give "
+            f"{model} comes without weights: make them with `confed weights pretrain {model} --out FILE` and give "
             "pretrained=FILE, or give pretrained=false"
         )
     folder = WEIGHTS / model
@@ -94,9 +94,9 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
         with safe_open(file, framework="pt") as content:
             metadata = {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: {error}") from error
+        raise ValueError(f"{file} is no weights file that `confed weights pretrain` wrote: {error}") from error
     if not {"words", "answers"} <= metadata.keys():
-        raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: it lacks its words and answers")
+        raise ValueError(f"{file} is no weights file of `confed weights pretrain`: it lacks its words and answers")
     return metadata
 
 
@@ -232,8 +232,8 @@ def checked_folder(folder: Path) -> str:
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled and not any(folder.glob("*.safetensors")):
         raise ValueError(
-            f"{folder} has its weights in {pickled[0]}, and runs read safetensors only: `confed convert model {folder} "
-            "OUT` writes them so, without running what is in the file"
+            f"{folder} has its weights in {pickled[0]}, and runs read safetensors only: `confed weights convert model "
+            f"{folder} OUT` writes them so, without running what is in the file"
         )
     return str(folder)
 
@@ -245,7 +245,8 @@ def unread_because(error: Exception) -> str:
         return "its files bring code of their own (auto_map), which is never run; classes of `transformers` alone are"
     if "use_safetensors" in text:
         return (
-            "it has no weights as safetensors, and runs read no others: `confed convert model FOLDER OUT` writes them"
+            "it has no weights as safetensors, and runs read no others: "
+            "`confed weights convert model FOLDER OUT` writes them"
         )
     return text[:300]
 

@@ -219,8 +219,8 @@ def _mini(
     """A small ResNet.
 
     Options:
-        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote; the head starts
-            fresh, unless the labels are those of the file.
+        pretrained: load the packaged weights, or those of a file that ``confed weights pretrain`` wrote; the head
+            starts fresh, unless the labels are those of the file.
         norm: see :func:`resnet_multilabel`.
         picture_frozen: see :func:`resnet_multilabel`.
     """

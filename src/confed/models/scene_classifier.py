@@ -1,6 +1,6 @@
 """ResNet scene classifier with the 365 categories of Places365 (Zhou et al., TPAMI 2018).
 
-The published networks are torchvision's ResNet-18 and ResNet-50 with 365 outputs; ``confed convert places365``
+The published networks are torchvision's ResNet-18 and ResNet-50 with 365 outputs; ``confed weights convert places365``
 turns their checkpoints into the files that :func:`load_scene_classifier` reads. Pictures are prepared as the
 authors' own example does it: squeezed to 256 x 256, the central 224 x 224, ImageNet's mean and deviation.
 """
@@ -51,12 +51,12 @@ def _config(architecture: str) -> "ResNetConfig":
 
 
 def load_scene_classifier(file: Path) -> "ResNetForImageClassification":
-    """The network of a file that ``confed convert places365`` wrote, in evaluation mode."""
+    """The network of a file that ``confed weights convert places365`` wrote, in evaluation mode."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
         raise ValueError(f"the weights of the scene classifier {file} do not exist")
-    hint = "make it from a published checkpoint with `confed convert places365`"
+    hint = "make it from a published checkpoint with `confed weights convert places365`"
     try:
         with safe_open(file, framework="pt") as content:
             architecture = (content.metadata() or {}).get("architecture")

@@ -45,7 +45,7 @@ def common(
         vocab_size: number of token ids; ignored where no words are read.
         max_length: text positions.
         image_size: pixels per side or (H, W).
-        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote.
+        pretrained: load the packaged weights, or those of a file that ``confed weights pretrain`` wrote.
         dropout: dropout probability of every block.
         trainable: which parameters learn beside the heads.
         peft: options of that finetuning.

@@ -354,7 +354,7 @@ vilt_mlm_mini = variant(
 vilt_mlm_middle = variant(
     small, "vilt_mlm_middle",
     "The ViLT of :func:`vilt_mlm_mini` with four blocks, d = 128 and 0.8 million parameters.\n\n"
-    "It comes without weights: ``confed pretrain vilt_mlm_middle --out FILE`` makes them, for ``pretrained``.",
+    "It comes without weights: ``confed weights pretrain vilt_mlm_middle --out FILE`` makes them, for ``pretrained``.",
     "answers vocab_size max_length pretrained dropout trainable peft heads seed",
     spec=ModelSpec(tokenizer=mlm_tokenizer), described=PRETRAINED, reduction=8, width=128, layers=4, pretrained=False,
 )  # fmt: skip

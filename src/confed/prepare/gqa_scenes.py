@@ -80,7 +80,7 @@ def prepare(
     if (predictions is None) == (weights is None):
         raise ValueError(
             "expected either a file of scene predictions (--predictions FILE) or the weights of a scene classifier "
-            "(--weights FILE; `confed convert places365` makes it from a published checkpoint), got "
+            "(--weights FILE; `confed weights convert places365` makes it from a published checkpoint), got "
             f"{'both' if weights else 'neither'}"
         )
     sources = question_files(gqa, options.questions)

@@ -122,7 +122,7 @@ def _collect(
 def _encode(
     needed: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
-    from confed.models.vision_features import load_vision_encoder
+    from confed.models.grid_features import load_vision_encoder
 
     pictures: dict[int, Path] = {}
     for folder in folders:

@@ -139,6 +139,12 @@ def check(algorithm: Algorithm) -> None:
             "algorithm.update_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
             "with: pip install '.[privacy]' -c constraints.txt"
         )
+    records = algorithm.record_privacy
+    if records is not None and records.noise > 0 and not accountant.available():
+        raise ValueError(
+            "algorithm.record_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
+            "with: pip install '.[privacy]' -c constraints.txt"
+        )
     if algorithm.secure_sum is not None and not masks.available():
         raise ValueError(
             "algorithm.secure_sum needs the library cryptography; install it with: "
@@ -184,12 +190,13 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
 def actions(algorithm: Algorithm) -> dict[str, Action]:
     """Actions of a client under its protections: those of the method and those of secure aggregation.
 
-    With noise at the client, or secure aggregation, no other action than ``fit`` may send tensors, and none a loss.
+    With noise at the client, on updates or on gradients of records, or secure aggregation, no other action than
+    ``fit`` may send tensors, and none a loss.
     """
     offered = dict(algorithm.actions())
     privacy = algorithm.update_privacy
     local = privacy is not None and privacy.at == "client"
-    if not local and algorithm.secure_sum is None:
+    if not local and algorithm.secure_sum is None and algorithm.record_privacy is None:
         return offered
     guarded = {name: run if name in ANALYSIS else _silent(name, run) for name, run in offered.items()}
     if UPDATE in guarded and privacy is not None and local:
@@ -287,4 +294,5 @@ def noise_is_fixed(algorithm: object) -> bool:
     """
     cut = cut_privacy(algorithm)
     examples = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
-    return cut.noise > 0 or cut.gradient_noise > 0 or examples
+    records = isinstance(algorithm, Algorithm) and algorithm.record_privacy is not None
+    return records or cut.noise > 0 or cut.gradient_noise > 0 or examples

@@ -24,11 +24,12 @@ from confed.data.targets import FITTING_TASK
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.model_contract import check_model_kept
+from confed.federation.old_keys import RENAMED
 from confed.federation.params import named_tensors
 from confed.federation.specs import model_spec
 from confed.recipes.overrides import NAMED
 from confed.recipes.run_section import RunSection
-from confed.recipes.schema import DERIVED, plain
+from confed.recipes.schema import DERIVED, keywords, plain
 from confed.registry import SESSION, allow_code
 
 # Names for objects that only this Python session has: modules -------------------------------------------------
@@ -136,14 +137,14 @@ def content_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def overrides_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """``section.key`` -> value of overrides that may name sections as a whole, and keys of ``[run]`` alone."""
-    sections, keys = (*NAMED, "local", "run"), [field.name for field in fields(RunSection)]
+    sections, keys = (*NAMED, "local", "run"), list(keywords(RunSection))
     overrides: dict[str, Any] = {}
     for name, value in given.items():
         if "." in name:
             overrides[name] = value
         elif name in sections:
             overrides |= {f"{name}.{key}": item for key, item in section_of(name, value).items()}
-        elif name in keys:
+        elif name in keys or f"run.{name}" in RENAMED:
             overrides[f"run.{name}"] = value
         else:
             near = get_close_matches(name, [*sections, *keys], 1)
@@ -224,7 +225,7 @@ def _name(section: str, constructor: Callable[..., Any]) -> str:
 def _values(section: str, value: Any) -> dict[str, Any]:
     """The fields of an object that its constructor takes and that a recipe gives."""
     skipped = DERIVED.get(section, set())
-    return {f.name: vars(value)[f.name] for f in fields(value) if f.init and f.name not in skipped}
+    return {f.name.removesuffix("_"): vars(value)[f.name] for f in fields(value) if f.init and f.name not in skipped}
 
 
 def _written(section: str, values: Mapping[str, Any]) -> dict[str, Any]:

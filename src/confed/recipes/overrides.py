@@ -7,11 +7,12 @@ On the command line ``section.key=value``, and ``~section.key`` to take a key aw
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
 from confed import registry
+from confed.federation.old_keys import new_key, warn_of
 from confed.federation.specs import model_spec
 from confed.recipes.schema import plain
 
@@ -48,6 +49,8 @@ def apply_overrides(content: dict[str, Any], overrides: Overrides) -> None:
         changes = [_of_mapping(key, value) for key, value in overrides.items()]
     else:
         changes = [_of_text(text) for text in overrides]
+    warn_of([".".join(change.parts) for change in changes if new_key(change.parts, change.value) != change.parts])
+    changes = [replace(change, parts=new_key(change.parts, change.value)) for change in changes]
     for change in sorted(changes, key=lambda change: not change.renames):
         if change.value is None:
             _take_away(content, change)
@@ -103,7 +106,7 @@ def _choose_by_likelihood(content: Mapping[str, Any]) -> None:
 
 def _of_mapping(key: str, value: Any) -> _Change:
     parts = tuple(key.split("."))
-    if not 2 <= len(parts) <= 4 or not all(parts):
+    if not 2 <= len(parts) <= 5 or not all(parts):
         raise ValueError(f"the key of an override must be 'section.key', got {key!r}")
     value = plain(value)
     return _Change(f"~{key}" if value is None else f"{key}={value}", parts, value)
@@ -112,12 +115,12 @@ def _of_mapping(key: str, value: Any) -> _Change:
 def _of_text(override: str) -> _Change:
     if override.startswith("~"):
         parts = override.removeprefix("~").strip().split(".")
-        if "=" in override or not 2 <= len(parts) <= 4 or not all(parts):
+        if "=" in override or not 2 <= len(parts) <= 5 or not all(parts):
             raise ValueError(f"what takes a key away must be ~section.key, got {override!r}")
         return _Change(override, tuple(parts), None)
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
-    if not separator or not 2 <= len(parts) <= 4 or not all(parts):
+    if not separator or not 2 <= len(parts) <= 5 or not all(parts):
         raise ValueError(f"an override must be section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]

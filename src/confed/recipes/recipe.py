@@ -32,13 +32,14 @@ from confed.data.imputation import missing_of
 from confed.data.pictures import Fit
 from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
+from confed.federation.old_keys import with_new_keys
 from confed.federation.ranges import POSITIVE, check_fields
 from confed.federation.reading import read_bounded
 from confed.federation.specs import model_spec
 from confed.recipes.objects import content_of
 from confed.recipes.overrides import NAMED, Overrides, apply_overrides, kept_keys
 from confed.recipes.run_section import RunSection
-from confed.recipes.schema import DERIVED, plain, validate
+from confed.recipes.schema import DERIVED, arguments, plain, validate
 from confed.registry import SESSION, models
 
 
@@ -76,6 +77,15 @@ def pop_section(given: dict[str, Any], section: str, where: str) -> dict[str, An
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}.{section} must be a section of [{section}]'s keys, got {values!r}")
     return dict(values)
+
+
+def with_own(section: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with a row's own keys, those of tables one by one."""
+    merged = dict(section)
+    for key, value in own.items():
+        before = plain(merged.get(key))
+        merged[key] = {**before, **value} if isinstance(value, Mapping) and isinstance(before, dict) else value
+    return merged
 
 
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
@@ -157,7 +167,7 @@ class Recipe:
     ) -> None:
         if sections is None:
             given = {"algorithm": algorithm, "model": model, "data": data, "task": task, "local": local, "run": run}
-            sections = _resolve(name, content_of(given)).sections
+            sections = _resolve(name, with_new_keys(content_of(given))).sections
         values = {
             "name": Name(name, "a recipe's name"), "sections": sections, "methods": methods, "table": table, "lr": lr,
             "overrides": overrides or {}, "headline": headline, "models": models, "variants": variants or {},
@@ -176,7 +186,7 @@ class Recipe:
     @property
     def run(self) -> RunSection:
         """The section ``[run]``."""
-        return RunSection(**self.sections["run"])
+        return RunSection(**arguments(RunSection, self.sections["run"]))
 
     @property
     def local(self) -> Local:
@@ -220,7 +230,9 @@ class Recipe:
             if parts[section]:
                 sections[section] = self._own(section, parts[section], f"{where}.{section}")
         if parts["local"]:
-            sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
+            sections["local"] = validate(
+                Local, with_own(self.sections["local"], parts["local"]), f"{where}.local", set()
+            )
         if parts["run"]:
             # How many rounds and clients is the same for all rows, or they could not be compared.
             if other := sorted(set(parts["run"]) - {"sampling"}):
@@ -246,7 +258,7 @@ class Recipe:
         local = pop_section(given, "local", where)
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
-            sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
+            sections["local"] = validate(Local, with_own(self.sections["local"], local), f"{where}.local", set())
         overrides = {name: dict(given) for name, given in self.overrides.items()}
         for given in overrides.values():
             if "local" in given:
@@ -366,6 +378,7 @@ def parse_recipe(text: str, name: str = "recipe", overrides: Overrides = ()) -> 
     except RecursionError as error:
         raise ValueError("a recipe must be TOML; this one is nested too deeply") from error
     name = Name(content.pop("name", name), "a recipe's name")
+    content = with_new_keys(content)
     apply_overrides(content, overrides)
     return _resolve(name, content)
 

@@ -11,16 +11,54 @@ SEEDS = Range(-(2**62), 2**62)
 
 
 @dataclass(frozen=True)
+class Asynchronous:
+    """Asynchronous rounds (:mod:`confed.engines.buffered`).
+
+    Attributes:
+        buffer: updates that the server waits for before it makes a step, while ``cohort`` clients train at any time; 0
+            for synchronous rounds.
+        staleness: exponent a by which an update that began τ rounds ago counts (1 + τ)^-a.
+        delays: what training times are drawn from, in the simulator.
+    """
+
+    buffer: Annotated[int, NOT_NEGATIVE] = 0
+    staleness: Annotated[float, NOT_NEGATIVE] = 0.5
+    delays: Literal["half-normal", "exponential", "examples", "equal"] = "half-normal"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "run.async")
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """Outputs of frozen layers that are computed once per example and kept.
+
+    Attributes:
+        keep: whether they are: "auto", in memory and, where they take more than a second, in files for other processes
+            and later runs; "memory"; "off". No number changes.
+        memory: gigabytes of memory for them, in all processes together.
+        disk: gigabytes of files, of all runs of this user together; the oldest ones make room.
+        tolerance: largest relative difference at which an output computed in a batch of another size is used; 0: none
+            but the same bits.
+    """
+
+    keep: Literal["auto", "memory", "off"] = "auto"
+    memory: Annotated[float, NOT_NEGATIVE] = 1.0
+    disk: Annotated[float, NOT_NEGATIVE] = 4.0
+    tolerance: Annotated[float, NOT_NEGATIVE] = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "run.features")
+
+
+@dataclass(frozen=True)
 class RunSection:
     """How a run is carried out.
 
     Attributes:
         rounds: communication rounds T.
         cohort: clients per round, a whole number; a share of those present if below 1; all of them if 0.
-        buffer: asynchronous rounds (:mod:`confed.engines.buffered`): updates that the server waits for before it makes
-            a step, while ``cohort`` clients train at any time; 0 for synchronous rounds.
-        staleness: exponent a by which an update that began τ rounds ago counts (1 + τ)^-a; for asynchronous rounds.
-        delays: what training times are drawn from; for asynchronous rounds in the simulator.
+        async_: asynchronous rounds.
         sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
             of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
@@ -56,13 +94,7 @@ class RunSection:
         compile: models are compiled (``torch.compile``): takes a minute or more before the first step and pays in long
             runs on a GPU. Numbers differ by rounding; features of frozen layers are not kept; not with
             ``batch_clients``.
-        features: whether outputs of frozen layers are computed once per example and kept: "auto", in memory and, where
-            they take more than a second, in files for other processes and later runs; "memory"; "off". No number
-            changes.
-        features_memory: gigabytes of memory for them, in all processes together.
-        features_disk: gigabytes of files, of all runs of this user together; the oldest ones make room.
-        features_tolerance: largest relative difference at which an output computed in a batch of another size is used;
-            0: none but the same bits.
+        features: outputs of frozen layers, computed once per example and kept.
         modality_matrix: the final models are also tried with every set of modalities, where examples have several.
         measures: further measures of the final models on test examples (:class:`confed.federation.measure.Measure`),
             such as "top-5" and "macro-F1"; each with columns, a figure, frames and paired tests.
@@ -71,9 +103,7 @@ class RunSection:
     rounds: Annotated[int, AT_LEAST_ONE] = 6
     cohort: Annotated[float, NOT_NEGATIVE] = 0.0
     sampling: Literal["uniform", "size"] = "uniform"
-    buffer: Annotated[int, NOT_NEGATIVE] = 0
-    staleness: Annotated[float, NOT_NEGATIVE] = 0.5
-    delays: Literal["half-normal", "exponential", "examples", "equal"] = "half-normal"
+    async_: Asynchronous = Asynchronous()
     seed: Annotated[int, SEEDS] = 0
     workers: Annotated[int, NOT_NEGATIVE] = 0
     engine: Literal["local", "ray"] = "local"
@@ -93,10 +123,7 @@ class RunSection:
     modality_matrix: bool = True
     batch_clients: Annotated[int, AT_LEAST_ONE] = 1
     compile: bool = False
-    features: Literal["auto", "memory", "off"] = "auto"
-    features_memory: Annotated[float, NOT_NEGATIVE] = 1.0
-    features_disk: Annotated[float, NOT_NEGATIVE] = 4.0
-    features_tolerance: Annotated[float, NOT_NEGATIVE] = 0.0
+    features: KeptFeatures = KeptFeatures()
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])
     without: tuple[str, ...] = ()
@@ -121,8 +148,8 @@ class RunSection:
             )
         if self.cohort > 1 and self.cohort != int(self.cohort):
             raise ValueError(f"run.cohort must be a whole number of clients, or a share below 1, got {self.cohort}")
-        if self.buffer and self.sampling == "size":
-            raise ValueError("run.sampling must be 'uniform' in asynchronous rounds (run.buffer), got 'size'")
+        if self.async_.buffer and self.sampling == "size":
+            raise ValueError("run.sampling must be 'uniform' in asynchronous rounds (run.async.buffer), got 'size'")
         if self.keep_checkpoints == "joins" and not self.checkpoint_every:
             raise ValueError("run.keep_checkpoints = 'joins' needs run.checkpoint_every of at least 1, got 0")
         for client, first in self.joins.items():

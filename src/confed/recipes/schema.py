@@ -94,7 +94,7 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
     fields: dict[str, Any] = {}
     for name, keyword in keywords(constructor, skip).items():
         default = ... if keyword.required else Field(default_factory=keyword.make)
-        fields[name] = (hints.get(name, Any), default)
+        fields[name] = (hints.get(keyword.parameter, Any), default)
     # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), allow_inf_nan=False)
     return create_model("Section", __config__=config, **fields), tuple(fields)
@@ -104,7 +104,8 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
 class Keyword:
     """A keyword of a constructor that a recipe may give."""
 
-    name: str
+    name: str  # the parameter's, without the underscore behind a word of Python's own
+    parameter: str
     default: Any  # inspect.Parameter.empty where it must be given
     factory: Callable[[], Any] | None = None  # where a dataclass makes the default anew
 
@@ -124,7 +125,16 @@ def keywords(constructor: Callable[..., Any], skip: Collection[str] = ()) -> dic
     factories = {field.name: field.default_factory for field in of_class if field.default_factory is not MISSING}
     parameters = inspect.signature(constructor).parameters
     taken = [name for name in parameters if name not in skip and name != "self"]
-    return {name: Keyword(name, parameters[name].default, factories.get(name)) for name in taken}
+    found: dict[str, Keyword] = {}
+    for parameter in taken:
+        name = parameter.removesuffix("_")
+        found[name] = Keyword(name, parameter, parameters[parameter].default, factories.get(parameter))
+    return found
+
+
+def arguments(constructor: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameter -> value of a section's keywords."""
+    return {keyword.parameter: values[name] for name, keyword in keywords(constructor).items() if name in values}
 
 
 def _absolute(value: Any) -> Any:

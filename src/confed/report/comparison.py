@@ -34,6 +34,7 @@ from confed.results.metric import metric_note, metric_of
 from confed.results.records import MEANS_OF_VIEWS, further_of, outcomes_of, record_of, words_of
 from confed.results.runs import RunResults, StudyResults, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart, tuning_note
+from confed.results.stored import TRAINING
 from confed.results.summary import LABELS, deployed_note, personal_note
 from confed.results.views import View
 from confed.system import format as formats
@@ -285,7 +286,7 @@ class Comparison:
 
         more = (
             "Place by place (sign flips) and the values of every seed are not shown here: compare.md, .tex, "
-            "compare-clients.csv and compare-seeds.csv have them (written with --recipe or --out)."
+            "compare-clients.csv and compare-seeds.csv have them (written with --out, and of a recipe)."
         )
         return Group(*map(to_rich, self.tables()), *([Text(more)] if self._details() else []))
 
@@ -394,10 +395,11 @@ def _failures(methods: Methods) -> list[str]:
         failed: list[tuple[int, int, str, str]] = []
         pairs = 0
         for seed, run in sorted(runs.items()):
-            for line in run.rounds:
-                errors = line.get("errors", {})
-                failed += [(seed, int(line["round"]), str(client), str(error)) for client, error in errors.items()]
-                pairs += len({*line.get("loss", {}), *errors})
+            losses = run.records.by_round(TRAINING, "loss")
+            for facts in run.records.rounds:
+                errors, number = facts.get("errors") or {}, int(facts["round"])
+                failed += [(seed, number, str(client), str(error)) for client, error in errors.items()]
+                pairs += len({*losses.get(number, ()), *errors})
         if failed:
             seed, number, client, error = failed[0]
             lines.append(

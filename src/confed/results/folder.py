@@ -1,12 +1,14 @@
 """A run folder: what a run leaves behind, and in which files.
 
 ``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.runs.same_recipe`), ``data.json`` (of multi-label
-data), ``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers),
-``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
+data), ``metrics.jsonl``, the journal from which a killed run goes on (the same bytes however often it was killed and
+with however many workers), ``timings.jsonl``, ``records/`` (:mod:`confed.results.stored`) and, made of these,
+``summary.json`` and ``predictions.safetensors``; ``gallery.json``, ``checkpoint/``, ``models/``.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +47,7 @@ class RunFolder:
         self.timings = root / "timings.jsonl"
         self.timeline = root / "timeline.jsonl"
         self.summary = root / "summary.json"
+        self.records = root / "records"
         self.predictions = root / "predictions.safetensors"
         self.gallery = root / "gallery.json"
         self.similarity = root / "similarity.json"
@@ -67,12 +70,14 @@ class RunFolder:
         """The file of a client's own model."""
         return path_of(self.models / "personal", client) / "trained.safetensors"
 
-    def append(self, path: Path, line: Mapping[str, Any]) -> None:
+    def append(self, path: Path, line: Mapping[str, Any]) -> bytes:
         """Adds one line of JSON, on disk when this returns: a checkpoint must never be ahead of its history."""
+        written = visible(json.dumps(line, ensure_ascii=False)).encode()
         with path.open("ab") as file:
-            file.write(visible(json.dumps(line, ensure_ascii=False)).encode() + b"\n")
+            file.write(written + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        return written
 
     def history_bytes(self) -> int:
         """Length of ``metrics.jsonl``."""
@@ -80,6 +85,7 @@ class RunFolder:
 
     def truncate(self, history_bytes: int, rounds: int) -> None:
         """Takes the history back to a checkpoint: the first bytes of the metrics, the timings up to a round."""
+        shutil.rmtree(self.records, ignore_errors=True)  # of a run that had come to its end
         with self.metrics.open("ab") as file:
             file.truncate(history_bytes)
         lines = [line for line in read_jsonl(self.timings) if line["round"] <= rounds]

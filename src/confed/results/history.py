@@ -1,11 +1,13 @@
 """What happened during a run, round by round."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from confed.comparison.refusals import SEVERAL
+from confed.results import stored
 from confed.results.metric import metric_of, place_metric
 from confed.results.runs import RunResults, StudyResults
-from confed.results.summary import VALIDATION, average, number, numbers
+from confed.results.stored import TRAINING
+from confed.results.summary import VALIDATION, average, number
 from confed.results.views import View
 
 POOLED = "C-AP-binned"
@@ -13,9 +15,6 @@ POOLED = "C-AP-binned"
 
 Curve = Mapping[int, float]
 """Round -> value; round 0 is before training."""
-
-Line = Mapping[str, Any]
-"""A line of ``metrics.jsonl`` or ``timings.jsonl``."""
 
 Rounds = Mapping[int, Mapping[str, float]]
 """Round -> place -> value."""
@@ -30,16 +29,16 @@ def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:
         if run.summary.deploys is None:
             return {}
         view = run.summary.deploys.evaluated
-    splits = [line.get("split") for line in run.evaluations]
-    split = "validation" if "validation" in splits or not splits else splits[0]
-    scores_by_round: dict[int, dict[str, float]] = {}
-    for line in run.evaluations:
-        if line.get("split") == split or view == "unseen":
-            places = (line.get(view) or {}).items()
-            values = numbers({place: metrics.get(place_metric(run, str(place), metrics)) for place, metrics in places})
-            if values:
-                scores_by_round[int(line["round"])] = values
-    return scores_by_round
+    splits = {int(facts["round"]): facts.get("split") for facts in run.records.evaluations}
+    split = "validation" if "validation" in splits.values() or not splits else next(iter(splits.values()))
+    if run.metric != SEVERAL:
+        scores = run.records.by_round(view, run.metric)
+    else:
+        scores = {}
+        for round_of, places in run.records.measured(view).items():
+            named = {place: metrics.get(place_metric(run, place, metrics)) for place, metrics in places.items()}
+            scores[round_of] = {place: value for place, value in named.items() if value is not None}
+    return {r: of for r, of in scores.items() if of and (view == "unseen" or splits[r] == split)}
 
 
 def judged(study: StudyResults) -> View:
@@ -94,13 +93,12 @@ def _label_view(run: RunResults) -> str:
 
 def _pooled(run: RunResults, view: str) -> Curve:
     pooled: dict[int, float] = {}
-    for line in run.evaluations:
-        views = {name: numbers(values).get(POOLED) for name, values in (line.get("pooled") or {}).items()}
+    for round_of, views in run.records.by_round(stored.POOLED, POOLED).items():
         unseen = {name.partition("/")[2]: value for name, value in views.items() if name.startswith("unseen/")}
         tests = [value for name, value in unseen.items() if name != VALIDATION] or list(unseen.values())
         value = average(tests) if view == "unseen" else views.get(view)
         if value is not None:
-            pooled[int(line["round"])] = value
+            pooled[round_of] = value
     return pooled
 
 
@@ -116,42 +114,40 @@ def of_place(rounds: Rounds, place: str) -> Curve:
 
 def loss(run: RunResults) -> Curve:
     """Training loss, mean over the clients that took part."""
-    values = {int(line["round"]): average(list(numbers(line.get("loss")).values())) for line in run.rounds}
-    return {r: value for r, value in values.items() if value is not None}
+    return means(run.records.by_round(TRAINING, "loss"))
 
 
 def validation_loss(run: RunResults) -> Curve:
     """Loss on the clients' validation data, mean over clients: of what is deployed, of personal models, or global."""
     deployed = [] if run.summary.deploys is None else [run.summary.deploys.evaluated]
     losses: dict[int, float] = {}
-    for line in run.evaluations:
-        places = next((line[view] for view in (*deployed, "personal", "global") if line.get(view)), {})
-        value = average([number(metrics.get("loss")) for metrics in places.values()])
-        if line.get("split") == "validation" and value is not None:
-            losses[int(line["round"])] = value
-    return losses
+    for view in ("global", "personal", *deployed):  # the last one that was evaluated in a round counts
+        losses |= means(run.records.by_round(view, "loss"))
+    validated = {facts["round"] for facts in run.records.evaluations if facts.get("split") == "validation"}
+    return {r: value for r, value in sorted(losses.items()) if r in validated}
 
 
 def sent_until(run: RunResults) -> Curve:
     """Bytes sent by all clients and the server up to each round, and 0 before the first."""
-
-    def sent(line: Line) -> float:
-        return sum(sum(numbers(line.get(key)).values()) for key in ("bytes_up", "bytes_down"))
-
-    return _added_up(run.rounds, sent)
+    sent = {int(facts["round"]): 0.0 for facts in run.records.rounds}
+    for direction in ("bytes_up", "bytes_down"):
+        for round_of, clients in run.records.by_round(TRAINING, direction).items():
+            sent[round_of] += sum(clients.values())
+    return _added_up(sent)
 
 
 def seconds_until(run: RunResults) -> Curve:
     """Seconds of training up to each round (evaluation is not counted), and 0 before the first; empty if unknown."""
-    return _added_up(run.timings, lambda line: number(line.get("seconds")) or 0.0) if run.timings else {}
+    seconds = {int(line["round"]): number(line.get("seconds")) or 0.0 for line in run.timings}
+    return _added_up(seconds) if seconds else {}
 
 
-def _added_up(lines: Sequence[Line], amount: Callable[[Line], float]) -> Curve:
-    """Round -> what the lines up to it amount to."""
+def _added_up(amounts: Curve) -> Curve:
+    """Round -> the sum of the amounts up to it."""
     total, totals = 0.0, {0: 0.0}
-    for line in sorted(lines, key=lambda line: int(line["round"])):
-        total += amount(line)
-        totals[int(line["round"])] = total
+    for round_of, amount in sorted(amounts.items()):
+        total += amount
+        totals[round_of] = total
     return totals
 
 

@@ -4,8 +4,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from confed.data.imputation import missing_of
 from confed.federation.measure import KEPT, PER_CENT
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.registry import measures
-from confed.results.run_files import ANSWERS, NAMES, TRUTH
 from confed.results.runs import RunResults
 from confed.results.summary import LABELS, VALIDATION, Summary, average, mapping
-from confed.results.views import OF_EVALUATED, View
+from confed.results.views import OF_EVALUATED, TESTED, View
 
 OUTCOMES: Mapping[str, Outcome] = {
     # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
@@ -163,6 +161,7 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         self._run = run
         self._resampled: dict[str, Resampled | None] = {}
         self._read: dict[str, dict[str, Examples]] = {}
+        self._views: dict[View, dict[str, dict[str, np.ndarray]]] = {}
         # Outcome -> view of the predictions, what ends the name of its scores there, and their factor.
         self._stored = {measure: (view, "correct", 1.0) for measure, view in MEANS_OF_VIEWS.items()}
         for measure, one in further.items():
@@ -177,11 +176,11 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         return self._read[measure]
 
     def _examples(self, view: View, name: str, scale: float) -> dict[str, Examples]:
-        arrays, examples = self._arrays, dict[str, Examples]()
-        for place, scores in _by_place(arrays, self._run.summary.view(view).evaluated, name).items():
-            if place not in self._run.left:
-                names, truth, answers = (arrays.get(f"{what}/{place}") for what in (NAMES, TRUTH, ANSWERS))
-                examples[place] = Examples(scale * scores.astype(np.float64), names, truth, answers)
+        examples: dict[str, Examples] = {}
+        for place, columns in self._columns(self._run.summary.view(view)).items():
+            if place not in self._run.left and name in columns:
+                names, truth, answers = (columns.get(what) for what in ("name", "truth", "answer"))
+                examples[place] = Examples(scale * columns[name].astype(np.float64), names, truth, answers)
         return examples
 
     def __iter__(self) -> Iterator[str]:
@@ -190,13 +189,15 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    @cached_property
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return self._run.predictions()
+    def _columns(self, view: View) -> dict[str, dict[str, np.ndarray]]:
+        if view not in self._views:
+            self._views[view] = self._run.examples(view)
+        return self._views[view]
 
     def strict(self) -> bool:
         """Whether all headline scores of test examples are known and 0 or 1."""
-        scores = [values for key, values in self._arrays.items() if key.endswith("/correct")]
+        places = chain.from_iterable(self._columns(view).values() for view in TESTED)
+        scores = [columns["correct"] for columns in places if "correct" in columns]
         return bool(scores) and all(bool(np.isin(values, (0, 1)).all()) for values in scores)
 
     def resampled(self, measure: str) -> Resampled | None:
@@ -204,13 +205,6 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
         if measure not in self._resampled:
             self._resampled[measure] = _resampled(self._run, *LABELS[measure]) if measure in LABELS else None
         return self._resampled[measure]
-
-
-def _by_place(arrays: Mapping[str, np.ndarray], view: str, name: str) -> dict[str, np.ndarray]:
-    """Place -> rows of one name and view of predictions."""
-    start, end = f"{view}/", f"/{name}"
-    keys = [key for key in arrays if key.startswith(start) and key.endswith(end)]
-    return {key.removeprefix(start).removesuffix(end): arrays[key] for key in keys}
 
 
 def _resampled(run: RunResults, view: str, metric: str) -> Resampled | None:
@@ -234,17 +228,20 @@ def _together(run: RunResults, view: str) -> tuple[np.ndarray, np.ndarray, list[
 
     Places are in the order of their names; the result is None for a run that did not keep these everywhere.
     """
-    arrays = run.predictions()
-    left = {*run.left, *([VALIDATION] if view == "unseen" else [])}
-    probabilities = _by_place(arrays, view, "probabilities")
-    places = [place for place in sorted(probabilities) if place not in left and f"labels/{place}" in arrays]
-    if not places:
+    if view not in OF_EVALUATED:  # a single unseen place
         return None
-    names = [arrays[f"{NAMES}/{place}"] for place in places if f"{NAMES}/{place}" in arrays]
+    left = {*run.left, *([VALIDATION] if view == "unseen" else [])}
+    kept: list[dict[str, np.ndarray]] = []
+    for place, columns in sorted(run.examples(OF_EVALUATED[view]).items()):
+        if place not in left and {"probabilities", "labels"} <= columns.keys():
+            kept.append(columns)
+    if not kept:
+        return None
+    names = [columns["name"] for columns in kept if "name" in columns]
     return (
-        np.concatenate([probabilities[place] for place in places]),
-        np.concatenate([arrays[f"labels/{place}"] for place in places]),
-        names if len(names) == len(places) else [],
+        np.concatenate([columns["probabilities"] for columns in kept]),
+        np.concatenate([columns["labels"] for columns in kept]),
+        names if len(names) == len(kept) else [],
     )
 
 

@@ -9,14 +9,13 @@ position.
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from confed.federation.reading import MOST_JSON, read_bounded
+from confed.federation.reading import read_bounded
 
 NAMES, TRUTH, ANSWERS = "names", "truth", "answers"
 """Starts of the names of predictions that say which test example each row is."""
@@ -48,35 +47,6 @@ EXPECTED: Mapping[str, str] = {
 }
 
 
-def provisional(
-    recipe: Mapping[str, Any],
-    rounds: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
-    folder: Path,
-) -> dict[str, Any]:
-    """What is known of a run that did not write its summary; its test results are not."""
-    section, tail = recipe.get("run", {}), folder.name.removeprefix("seed-")
-    clients = dict.fromkeys(chain.from_iterable([*line.get("loss", {}), *line.get("errors", {})] for line in rounds))
-    personal = dict.fromkeys(chain.from_iterable(line.get("personal", {}) for line in evaluations))
-    unseen = dict.fromkeys(chain.from_iterable(line.get("unseen", {}) for line in evaluations))
-    errors: list[dict[str, Any]] = []
-    for line in rounds:
-        for client, error in line.get("errors", {}).items():
-            errors.append({"round": line["round"], "client": client, "error": error})
-    return {
-        "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
-        "recipe": recipe.get("name", ""),
-        "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
-        "rounds": max((int(line["round"]) for line in rounds if line["event"] == "round"), default=0),
-        "planned_rounds": section.get("rounds"),
-        "clients": list(personal or clients),
-        "scenes": list(unseen),
-        "bytes_up": {str(line["round"]): line.get("bytes_up", {}) for line in rounds},
-        "bytes_down": {str(line["round"]): line.get("bytes_down", {}) for line in rounds},
-        "errors": errors,
-    }
-
-
 def read_json(path: Path) -> Any:
     """Content of a JSON file; None if it is missing or damaged. One that is too large is a ValueError."""
     data = _bytes(path)
@@ -95,21 +65,32 @@ def read_toml(path: Path) -> Mapping[str, Any]:
         return {}
 
 
-def read_lines(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The objects of a JSON Lines file; a line that a crash cut off is left out.
+def lines_of(path: Path, most: int | None = MOST_HISTORY) -> Iterator[Mapping[str, Any]]:
+    """The objects of a JSON Lines file, one by one, each with a digest of it; a line that a crash cut off is left out.
 
-    A file that is too large, a round that is no number and values per place that are no mapping are a ValueError.
+    A file of more than ``most`` bytes, a round that is no number and values per place that are no mapping are a
+    ValueError.
     """
-    lines: list[Mapping[str, Any]] = []
-    for line in _bytes(path, MOST_HISTORY).decode("utf-8", errors="replace").splitlines():
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(content, Mapping):
-            _check_line(content, path)
-            lines.append(content)
-    return tuple(lines)
+    if not path.is_file():
+        return
+    if most is not None and path.stat().st_size > most:
+        raise ValueError(f"{path} is too large: at most {most / 2**20:,.0f} MiB are read")
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                content = json.loads(line.decode("utf-8", errors="replace"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(content, Mapping):
+                _check_line(content, path)
+                yield {**content, "digest": line_digest(line, content)}
+
+
+def line_digest(line: bytes, content: Any) -> str:
+    """Digest of an object as JSON, which its line in a file is already where that has no escapes."""
+    if b"\\" in line:
+        line = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(line.strip()).hexdigest()[:16]
 
 
 def _check_line(line: Mapping[str, Any], path: Path) -> None:
@@ -123,9 +104,9 @@ def _check_line(line: Mapping[str, Any], path: Path) -> None:
             raise ValueError(f"{path}: {key} of round {line.get('round')} must be values per place, got other JSON")
 
 
-def _bytes(path: Path, most: int = MOST_JSON) -> bytes:
+def _bytes(path: Path) -> bytes:
     """A file's content; nothing where it is missing or cannot be read."""
     try:
-        return read_bounded(path, most)
+        return read_bounded(path)
     except OSError:
         return b""

@@ -15,8 +15,10 @@ import numpy as np
 from confed.comparison.records import distinct_labels
 from confed.federation.file_names import name_of_file
 from confed.federation.reading import check_header
-from confed.results.run_files import EXPECTED, provisional, read_json, read_lines, read_toml
+from confed.results.run_files import EXPECTED, lines_of, read_json, read_toml
+from confed.results.stored import TRAINING, Records, read_examples, read_records
 from confed.results.summary import Summary, average, check_headline, mapping, with_deployed, words
+from confed.results.views import View
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,7 @@ class RunResults:
     seed: int
     summary: Summary  # its results; of an interrupted run what its other files tell
     recipe: Mapping[str, Any]
-    rounds: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about rounds
-    evaluations: tuple[Mapping[str, Any], ...] = ()  # lines of metrics.jsonl about evaluations
+    records: Records = field(default_factory=Records)  # what was measured round by round
     timings: tuple[Mapping[str, Any], ...] = ()
     # Files that are not there or cannot be read -> what is lacking without them.
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -80,6 +81,10 @@ class RunResults:
             return load_file(path) if path.is_file() else {}
         except (OSError, SafetensorError):
             return {}
+
+    def examples(self, view: View) -> dict[str, dict[str, np.ndarray]]:
+        """Place -> column (:data:`confed.results.stored.EXAMPLE_COLUMNS`) -> a row per test example."""
+        return read_examples(self.folder, view.evaluated)
 
     def gallery(self) -> list[Mapping[str, Any]]:
         """Content of ``gallery.json``, empty if it is missing or cannot be read."""
@@ -247,13 +252,11 @@ def _is_run(folder: Path) -> bool:
 def _run(folder: Path, method: str | None = None, label: str | None = None) -> RunResults:
     missing = {name: why for name, why in EXPECTED.items() if not (folder / name).is_file()}
     recipe = read_toml(folder / "recipe.toml")
-    lines = read_lines(folder / "metrics.jsonl")
-    rounds = tuple(line for line in lines if line.get("event") in ("round", "finish"))
-    evaluations = tuple(line for line in lines if line.get("event") == "evaluation")
+    records = read_records(folder)
     content = read_json(folder / "summary.json")
     if not isinstance(content, Mapping):
         missing["summary.json"] = EXPECTED["summary.json"]
-        content = provisional(recipe, rounds, evaluations, folder)
+        content = _provisional(recipe, records, folder)
     algorithm = str(content.get("algorithm", folder.name))
     summary = Summary(content)
     return RunResults(
@@ -263,11 +266,35 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
         seed=summary.seed,
         summary=summary,
         recipe=recipe,
-        rounds=rounds,
-        evaluations=evaluations,
-        timings=read_lines(folder / "timings.jsonl"),
+        records=records,
+        timings=tuple(lines_of(folder / "timings.jsonl")),
         missing=missing,
     )
+
+
+def _provisional(recipe: Mapping[str, Any], records: Records, folder: Path) -> dict[str, Any]:
+    """What is known of a run that did not write its summary; its test results are not."""
+    section, tail = recipe.get("run", {}), folder.name.removeprefix("seed-")
+    names = {view: list(values.names) for view, values in records.values.items()}
+    errors: list[dict[str, Any]] = []
+    for facts in records.rounds:
+        for client, error in (facts.get("errors") or {}).items():
+            errors.append({"round": facts["round"], "client": client, "error": error})
+    failed = dict.fromkeys(error["client"] for error in errors)
+    sent = {key: {str(facts["round"]): {} for facts in records.rounds} for key in ("bytes_up", "bytes_down")}
+    for key, rounds in sent.items():
+        rounds |= {str(number): of for number, of in records.by_round(TRAINING, key).items()}
+    return {
+        "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
+        "recipe": recipe.get("name", ""),
+        "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
+        "rounds": records.reached,
+        "planned_rounds": section.get("rounds"),
+        "clients": names.get("personal") or list(dict.fromkeys([*names.get(TRAINING, ()), *failed])),
+        "scenes": names.get("unseen", []),
+        **sent,
+        "errors": errors,
+    }
 
 
 def with_deployed_of(runs: "Sequence[RunResults]", headline: str = "") -> "list[RunResults]":

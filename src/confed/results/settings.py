@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Any
 
 from confed.comparison.records import distinct_labels
+from confed.federation.old_keys import RENAMED
 from confed.results.runs import RunResults
 
 # What must agree for two runs to differ in nothing but the algorithm.
 _FAIR = (
     "data.", "model.", "local.", "task.",
-    "run.rounds", "run.cohort", "run.sampling", "run.joins", "run.leaves", "run.without", "run.buffer",
-    "run.staleness", "run.delays",
+    "run.rounds", "run.cohort", "run.sampling", "run.joins", "run.leaves", "run.without", "run.async.",
 )  # fmt: skip
 
 
@@ -21,7 +21,8 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys: ``{"local": {"lr": 0.1}}`` becomes ``{"local.lr": 0.1}``."""
     values: dict[str, Any] = {}
     for key, value in section.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {RENAMED.get(name, name): value}
     return values
 
 

@@ -72,7 +72,7 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
         return RunState(name, "waiting")
     run = load(place).runs[0]
     rounds = int(run.recipe.get("run", {}).get("rounds", 0))
-    reached = max((int(line.get("round", 0)) for line in run.rounds), default=0)
+    reached = run.records.reached
     seconds = [
         (number(line.get("seconds")) or 0.0) + (number(line.get("evaluation_seconds")) or 0.0) for line in run.timings
     ]
@@ -83,7 +83,7 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
     return RunState(
         name,
         state,
-        min(reached, rounds),
+        reached,
         rounds,
         losses.get(max(losses)) if losses else None,
         *_value(run),
@@ -97,7 +97,8 @@ def _value(run: RunResults) -> tuple[str, float | None]:
     if run.complete:
         view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN
         return run.summary.over_clients(run.metric), run.summary.headline(view.mean)
-    silent = len(run.evaluations[-1].get("unanswered") or ()) if run.evaluations else 0
+    evaluated = run.records.evaluations
+    silent = len(evaluated[-1].get("unanswered") or ()) if evaluated else 0
     for view in ("personal", "global"):
         curve_values = evaluations(run, view)
         if curve_values:

@@ -56,6 +56,7 @@ from confed.runs.checks import (
     check_method,
     check_modalities,
     check_own,
+    check_records,
     check_scores,
     check_whole,
     public_data,
@@ -173,6 +174,8 @@ def _check_method(
 def _check_protections(setup: Setup, build: "_Models") -> None:
     """Check that noise and secure sums find in every client what they need."""
     algorithm = setup.algorithm
+    if algorithm.record_privacy is not None:
+        check_records(build.first, setup.task, setup.data(setup.population.info(0).id))
     if algorithm.update_privacy is None and algorithm.secure_sum is None:
         return
     adds = type(algorithm).add_modules is not Algorithm.add_modules
@@ -289,12 +292,13 @@ def _features(run: RunSection) -> FeatureSettings | None:
     allowed = os.environ.get("CONFED_FEATURES", "auto")  # what this machine's owner says, whatever recipes say
     if allowed not in ("auto", "memory", "off"):
         raise ValueError(f"CONFED_FEATURES must be auto, memory or off, got {allowed!r}")
-    if "off" in (run.features, allowed):
+    if "off" in (run.features.keep, allowed):
         return None
     folder: Path | None = None
     with suppress(OSError):
-        folder = cache_folder().parent / "features" if run.features == allowed == "auto" else None
-    return FeatureSettings(int(run.features_memory * 1e9), folder, int(run.features_disk * 1e9), run.features_tolerance)
+        folder = cache_folder().parent / "features" if run.features.keep == allowed == "auto" else None
+    kept = run.features
+    return FeatureSettings(int(kept.memory * 1e9), folder, int(kept.disk * 1e9), kept.tolerance)
 
 
 def check_device(recipe: Recipe, *, alone: bool = False) -> None:

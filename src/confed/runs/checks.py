@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from itertools import chain, islice
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from confed.federation.model_contract import check_model_kept, on_trial, reading
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
+from confed.federation.record_gradients import unprotected_reason
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
 from confed.federation.task_contract import task_faults
@@ -101,13 +103,19 @@ def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
     A list of the client's own classes comes from its labels: one example changes the losses of all others.
     """
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
-    if not noised:
+    if not (noised or algorithm.record_privacy is not None):
         return
     if len({split.train.offered for split in dataset.clients.values()}) > 1:
         raise ValueError(
             f"{algorithm.title} protects examples, and clients classify among classes that their own examples have, "
             "which no noise hides: set data.offer = 'base'"
         )
+
+
+def check_records(model: nn.Module, task: object, data: ClientData) -> None:
+    """Check before round 1 that the gradient of every record can be clipped."""
+    if reason := unprotected_reason(model, task, data):
+        raise ValueError(f"algorithm.record_privacy must be left out: {reason}")
 
 
 def check_method(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
@@ -135,10 +143,10 @@ def check_local(algorithm: Algorithm, local: Local) -> None:
     refused = (
         ("accumulate", 1, traits.splits or traits.in_sessions, "client and server step after every batch"),
         ("iterations", 0, traits.splits or traits.in_epochs, "its rounds are made of epochs"),
-        ("horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
+        ("schedule.horizon", 0, traits.splits, "client and server step by one schedule over the whole run"),
     )
     for name, only, applies, why in refused:
-        value = getattr(local, name)
+        value = attrgetter(name)(local)
         if applies and value > only:
             raise ValueError(f"local.{name} must be {only} for {algorithm.title}, got {value}: {why}")
     if local.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:

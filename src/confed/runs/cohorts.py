@@ -51,11 +51,11 @@ def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], i
     Where clients send nothing there is nothing to wait for: beside methods with asynchronous rounds, a round of theirs
     is one of as many clients as the buffer holds, so that clients train equally often.
     """
-    if not run.buffer:
+    if not run.async_.buffer:
         return run.cohort_size, None
     if algorithm.traits.centralised or not algorithm.traits.communicates:
-        return lambda present: min(run.buffer, present), None
-    return run.cohort_size, Buffered(run.buffer, run.staleness, run.delays)
+        return lambda present: min(run.async_.buffer, present), None
+    return run.cohort_size, Buffered(run.async_.buffer, run.async_.staleness, run.async_.delays)
 
 
 def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:

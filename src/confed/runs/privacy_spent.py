@@ -1,15 +1,19 @@
 """Privacy ledger of a run: the epsilon spent by noise on updates, round by round."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from confed.engines.local import Participation
+from confed.engines.local import Participation, Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy.accountant import poisson_epsilon
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.run_section import RunSection
-from confed.results.summary import PRIVACY, PRIVACY_SHOWN
+from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, PRIVACY_SHOWN
 
 
 def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[str, Any]]) -> PrivacyLedger | None:
@@ -44,6 +48,36 @@ def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> di
             "epsilon": {name: ledger.epsilon(name) for name in clients},
             "rounds": {name: ledger.taken_part(name) for name in clients},
             "after": _shown(rounds), "so_far": spent, "guarantee": _guarantee(privacy, ledger.amplified),
+        }
+    }  # fmt: skip
+
+
+def spent_on_records(
+    setup: Setup, privacy: RecordPrivacy, asked: Mapping[str, Mapping[str, int]], clients: Sequence[str]
+) -> dict[str, Any]:
+    """The field of ``summary.json`` of noise on the gradients of records: the ledger of each client's records."""
+    rounds = Counter(chain.from_iterable(asked.values()))
+    examples = {info.id: info.num_examples for info in map(setup.population.info, range(len(setup.population)))}
+    local = setup.local
+    steps: dict[str, int] = {}
+    epsilon: dict[str, float] = {}
+    for name in clients:
+        batches = math.ceil(examples[name] / local.batch_size)
+        rate = min(1.0, local.batch_size * local.accumulate / examples[name])
+        steps[name] = rounds[name] * local.round_steps(local.steps(batches))
+        epsilon[name] = poisson_epsilon(privacy.noise, rate, steps[name], privacy.delta)
+    seed = " Samples and noise are functions of the run's seed, which has to stay secret." if privacy.repeatable else ""
+    return {
+        EXAMPLE_PRIVACY: {
+            "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta, "adjacency": "add or remove",
+            "steps": steps, "epsilon": epsilon, "claimed": {},
+            "guarantee": (
+                f"ε at δ = {privacy.delta:g} of one record that is added or removed, towards everybody who sees what "
+                f"its client sends or its models (clip {privacy.clip:g}, noise multiplier {privacy.noise:g}); every "
+                "step samples each record with a probability of its own, which who does not know the samples gains "
+                "from. Numbers of examples and evaluations are not covered, nor are personal models, which stay at "
+                f"home. Not a guarantee of the client with all its data.{seed}"
+            ),
         }
     }  # fmt: skip
 

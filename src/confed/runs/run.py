@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,9 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.run_files import ANSWERS, NAMES, TRUTH, name_hashes
+from confed.results.run_files import ANSWERS, NAMES, TRUTH, line_digest, lines_of, name_hashes
+from confed.results.stored import NONE, FinalResult, Recorder, Records, examples_of_predictions, write_records
+from confed.results.views import EVALUATED
 from confed.runs.build import check_device, load_data, prepare
 from confed.runs.cohorts import cohorts_of, participation_of, pinned, pinned_as
 from confed.runs.encode import RunData
@@ -261,6 +264,7 @@ class Runner:
         self.saved_at = -math.inf
         self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
+        self.recorder = Recorder()
 
     def run(self) -> dict[str, Any]:
         """See :func:`run`."""
@@ -338,6 +342,8 @@ class Runner:
             for problem in problems:
                 self.progress(Caution(f"damaged checkpoint left aside: {problem}"))
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
+            for line in lines_of(self.folder.metrics, most=None):
+                self.recorder.add(line)
             self.resumed = True
             if not self.folder.begun.is_file():
                 note_recipe(self.folder, self.recipe)
@@ -354,8 +360,7 @@ class Runner:
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         """Record of a round, with evaluation and checkpoint where due."""
         check_held(self.folder.root)
-        self.folder.append(
-            self.folder.metrics,
+        self._note(
             {
                 "event": "round" if record.round <= self.setup.rounds else "finish",
                 "round": record.round,
@@ -387,6 +392,11 @@ class Runner:
         stage = "training" if record.round <= self.setup.rounds else "fine-tuning"  # which follows the last round
         self._report(record.round, stage, text if stage == "training" else f"{stage}, {text}")
 
+    def _note(self, line: dict[str, Any]) -> None:
+        """A line of the history, in its file and in the records."""
+        written = self.folder.append(self.folder.metrics, line)
+        self.recorder.add({**line, "digest": line_digest(written, line)})
+
     def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
         """Privacy cost of a round, where updates are noised."""
         if self.ledger is None or record.round > self.setup.rounds:
@@ -416,8 +426,7 @@ class Runner:
             values = {"global": client_values, "personal": client_values, "unseen": unseen}
         elif not self.setup.algorithm.traits.has_personal:
             values = {**values, "personal": values["global"]}
-        self.folder.append(
-            self.folder.metrics,
+        self._note(
             {"event": "evaluation", "round": round, "split": "validation", **values, **pooled.lines(), **missing},
         )
 
@@ -442,6 +451,7 @@ class Runner:
             for name, tensor in tensors.items() if model == place else ():
                 if name in ("correct", "prediction") or name.startswith(KEPT):
                     predictions[f"{view}/{place}/{name}"] = tensor
+        records = self._write_records(examined, {name: tensor.numpy() for name, tensor in predictions.items()})
         self.folder.write_tensors(self.folder.predictions, predictions)
         if self.settings.gallery:
             samples = gallery(self.folder, workspace, self.run_data, self.settings.gallery, self.setup)
@@ -451,13 +461,24 @@ class Runner:
             self.folder.write_json(self.folder.similarity, similar)
         cpu = cpu_seconds() - self.cpu + (0.0 if self.actors is None else self.actors.cpu_seconds)
         summary = summarise_run(
-            self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
+            self.recipe, self.setup, self.run_data, self.folder, workspace, examined, records, self.ledger,
             cpu=cpu, peak=peak, resumed=self.resumed, features=features, device_data=self.device_data,
             engine={} if self.actors is None else self.actors.described(),
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
         self._report(self.setup.rounds, "done", "done")
         return summary
+
+    def _write_records(self, examined: Examination, predictions: Mapping[str, np.ndarray]) -> Records:
+        """All that the run measured, in its files: what tables, figures and ``summary.json`` are made from."""
+        tests: dict[str, list[FinalResult]] = {}
+        for (view, owner, place), (values, rows) in examined.results.items():
+            examples = len(rows["correct"]) if "correct" in rows else NONE
+            tests.setdefault(view, []).append(FinalResult(owner, place, examples, values))
+        records = self.recorder.records(tests)
+        by_view = {view: examples_of_predictions(predictions, view) for view in EVALUATED}
+        write_records(self.folder.root, records, by_view)
+        return records
 
     def _report(self, round: int, stage: Stage, text: str, share: float = 0.0) -> None:
         self.progress(RunProgress(min(round, self.setup.rounds), self.setup.rounds, stage, text, share))

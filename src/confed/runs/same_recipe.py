@@ -19,7 +19,7 @@ from confed.system.processor import machine, machine_differences
 INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.threads", "run.device",
     "run.checkpoint_every", "run.checkpoint_seconds", "run.keep_checkpoints", "run.gallery", "run.modality_matrix",
-    "run.features", "run.features_memory", "run.features_disk", "run.device_data",
+    "run.features.keep", "run.features.memory", "run.features.disk", "run.device_data",
 )  # fmt: skip
 """Settings with which a run may go on: they say how it is computed and shown, not what."""
 
@@ -51,7 +51,7 @@ def differing_settings(
     if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
         here["model.revision"] = settings_before.get("model.revision", "")
     if here.get("run.batch_clients", 1) != 1:  # clients at once round otherwise where features are kept
-        indifferent = [key for key in indifferent if key != "run.features"]
+        indifferent = [key for key in indifferent if key != "run.features.keep"]
     differing: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*settings_before, *here]):
         pair = settings_before.get(key, "unset"), here.get(key, "unset")

@@ -17,8 +17,10 @@ from confed.federation.families.public_data import UsesPublicData
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.specs import model_spec
 from confed.privacy.examples import ProtectsExamples
+from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.stored import TRAINING, Records
 from confed.results.summary import EXAMPLE_PRIVACY, WORST, average
 from confed.results.views import OF_EVALUATED, TESTED, View
 from confed.runs.controls import summarise_controls
@@ -26,21 +28,26 @@ from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.pooled_metrics import summarise_labels
-from confed.runs.privacy_spent import ledger_of, summary_of
+from confed.runs.privacy_spent import spent_on_records, summary_of
 from confed.system.packages import packages
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
+Sent = dict[str, dict[str, int]]
+"""Round -> client -> bytes."""
+
 # Epsilon of single examples where gradients are noised --------------------------------------------------------
 
 
-def spent_on_examples(setup: Setup, history: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[str, Any]:
+def spent_on_examples(setup: Setup, asked: Sent, clients: Sequence[str]) -> dict[str, Any]:
     """The field of ``summary.json``; nothing for methods without such noise."""
     method = setup.algorithm
+    if method.record_privacy is not None:
+        return spent_on_records(setup, method.record_privacy, asked, clients)
     if not isinstance(method, ProtectsExamples) or not method.example_privacy.noise > 0:
         return {}
     privacy = method.example_privacy
-    calls = Counter(chain.from_iterable(line["bytes_down"] for line in history))
+    calls = Counter(chain.from_iterable(asked.values()))
     epochs = {name: calls[name] * setup.local.epochs for name in clients}
     seed = " The noise is a function of the run's seed, which has to stay secret." if privacy.repeatable else ""
     unit = "is replaced by another one" if privacy.adjacency == "replace" else "has a gradient of zero instead"
@@ -83,6 +90,8 @@ def summarise_run(
     folder: RunFolder,
     workspace: Workspace,
     examined: Examination,
+    records: Records,
+    ledger: PrivacyLedger | None = None,
     *,
     cpu: float,
     peak: int,
@@ -93,9 +102,8 @@ def summarise_run(
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     metrics = {place: setup.task_of(place).metric for place in (*run_data.clients, *run_data.unseen)}
-    lines, left, dataset = read_jsonl(folder.metrics), _left(recipe, run_data), run_data.dataset
-    traffic = [line for line in lines if line["event"] in ("round", "finish")]
-    ledger = ledger_of(setup.algorithm, recipe.run, lines)
+    left, dataset = _left(recipe, run_data), run_data.dataset
+    sent = _sent(records)
     listed = list(islice(run_data.clients, LISTED))
     questions = dataset if isinstance(dataset, FederatedDataset) else None
     method, (cut, texts) = setup.algorithm, run_data.texts_cut
@@ -103,9 +111,9 @@ def summarise_run(
     examples = ({} if unreadable is None else unreadable.examples).items()
     return {
         **_what_was_run(recipe, setup, run_data, metrics),
-        **_results(setup, examined, metrics, left, {} if questions is None else questions.type_names),
+        **_results(setup, records, metrics, left, {} if questions is None else questions.type_names),
         "examples": {name: _sizes(run_data.clients[name]) for name in listed},
-        **_costs(setup, traffic, read_jsonl(folder.timings)),
+        **_costs(setup, sent, read_jsonl(folder.timings)),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
         **_features(features),
@@ -117,7 +125,7 @@ def summarise_run(
         "traits": method.traits.stated(),
         **_present(measures=_measures(recipe, setup)),
         "trainable": recipe.sections["model"].get("trainable", "all"),
-        "errors": list(_errors(traffic)),
+        "errors": list(_errors(records)),
         "facts": dict(dataset.facts),
         "versions": versions(),
         "packages": packages(),
@@ -140,10 +148,10 @@ def summarise_run(
             modality_matrix=_with_subsets(examined, metrics),
             multilabel=summarise_labels(setup, run_data, examined, left),
             controls=summarise_controls(setup, run_data, examined, left),
-            traffic=_actions(traffic),
+            traffic=_actions(records),
         ),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
-        **spent_on_examples(setup, traffic, listed),
+        **spent_on_examples(setup, sent["bytes_down"], listed),
     }
 
 
@@ -175,7 +183,7 @@ Views = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 def _results(
     setup: Setup,
-    examined: Examination,
+    records: Records,
     metrics: Mapping[str, str],
     left: Collection[str],
     type_names: Mapping[str, str],
@@ -184,11 +192,12 @@ def _results(
     views: dict[str, dict[str, Mapping[str, float]]] = {view: {} for view in TESTED}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits
-    for (view, owner, place), (values, _) in examined.results.items():
-        if owner == place:
-            views[OF_EVALUATED[view]][place] = values
-        if view == "personal" and not traits.centralised and traits.has_personal:
-            matrix.setdefault(owner, {})[place] = values[metrics[place]]
+    for view, tests in records.tests.items():
+        for tested in tests:
+            if tested.owner == tested.place:
+                views[OF_EVALUATED[view]][tested.place] = tested.metrics
+            if view == "personal" and not traits.centralised and traits.has_personal:
+                matrix.setdefault(tested.owner, {})[tested.place] = tested.metrics[metrics[tested.place]]
 
     def headline(place: str, values: Mapping[str, float]) -> float:
         return values[metrics[place]]
@@ -233,10 +242,10 @@ def _sizes(data: TableData) -> dict[str, int]:
     return dict(zip(("train", "validation", "test"), map(len, data.tables), strict=True))
 
 
-def _errors(traffic: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for line in traffic:
-        for client, error in line["errors"].items():
-            yield {"round": line["round"], "client": client, "error": error}
+def _errors(records: Records) -> Iterator[dict[str, Any]]:
+    for facts in records.rounds:
+        for client, error in facts["errors"].items():
+            yield {"round": facts["round"], "client": client, "error": error}
 
 
 def _measures(recipe: Recipe, setup: Setup) -> dict[str, Any]:
@@ -245,15 +254,24 @@ def _measures(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     return {measure.name: {**measure.stated(), "of": name} for name, measure in named}
 
 
-def _costs(setup: Setup, traffic: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sent(records: Records) -> dict[str, Sent]:
+    """Direction -> round -> client -> bytes."""
+    sent: dict[str, Sent] = {}
+    for direction in ("bytes_up", "bytes_down"):
+        rounds = records.by_round(TRAINING, direction)
+        sent[direction] = {}
+        for facts in records.rounds:
+            of_round = rounds.get(facts["round"], {})
+            sent[direction][str(facts["round"])] = {client: int(count) for client, count in of_round.items()}
+    return sent
+
+
+def _costs(setup: Setup, sent: Mapping[str, Sent], timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Bytes of every round and wall-clock time."""
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
-    up = {str(line["round"]): line["bytes_up"] for line in traffic}
-    down = {str(line["round"]): line["bytes_down"] for line in traffic}
-    total = sum(sum(sent.values()) for sent in chain(up.values(), down.values()))
+    total = sum(sum(of_round.values()) for of_round in chain.from_iterable(way.values() for way in sent.values()))
     return {
-        "bytes_up": up,
-        "bytes_down": down,
+        **sent,
         "bytes_total": 0 if setup.algorithm.traits.centralised else total,
         "seconds": sum(t["seconds"] + t["evaluation_seconds"] for t in timings),
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
@@ -309,11 +327,11 @@ def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
     return {"parameters": {key: round(totals[key] / len(counts)) for key in first}, "parameters_of": counts}
 
 
-def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def _actions(records: Records) -> dict[str, dict[str, int]]:
     """Calls and bytes of each action, over all rounds, where a method has several servers."""
     total: dict[str, Counter[str]] = {}
-    for line in rounds:
-        for action, counts in line.get("traffic", {}).items():
+    for facts in records.rounds:
+        for action, counts in facts.get("traffic", {}).items():
             total.setdefault(action, Counter(calls=0, up=0, down=0)).update(counts)
     return {action: dict(counts) for action, counts in total.items()}
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import faults_of
 from confed.recipes.recipe import Recipe
-from confed.results.folder import RunFolder, kind_of, read_jsonl
+from confed.results.folder import kind_of
 from confed.results.settings import flat
+from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
 from confed.runs.summary import versions
 from confed.studies.pool import attempt, headline
@@ -80,7 +81,7 @@ def studies_of(root: Path) -> dict[str, StudyFolder]:
         return {folder: study for folder, study in studies.items() if study is not None}
     study = growing(root)
     if study is None:
-        raise ValueError(f"{root} must be a study of `confed compare --recipe`, or a sweep")
+        raise ValueError(f"{root} must be a study of `confed compare RECIPE`, or a sweep")
     return {"": study}
 
 
@@ -117,10 +118,7 @@ def read_cells(root: Path) -> Cells:
     """The cells of a study or sweep."""
     file = root / CELLS
     if not file.is_file():
-        raise ValueError(
-            f"{root} has no {CELLS}; write it with `confed compare --recipe RECIPE --on script`, or `confed sweep`, "
-            "and the same --out"
-        )
+        raise ValueError(f"{root} has no {CELLS}; write it with `confed compare RECIPE --on script` and the same --out")
     with faults_of(file, "a list of cells"):
         content: Any = json.loads(file.read_text(encoding="utf-8"))
         cells = tuple(Cell(**entry) for entry in content["cells"])
@@ -178,8 +176,7 @@ def _status(cell: Cell, study: StudyFolder, job: Job) -> CellStatus:
     title, rounds = ", ".join(filter(None, titles)), study.recipe_of(job).run.rounds
     if study.finished(job):
         return CellStatus(cell, title, "done", rounds, rounds)
-    lines = read_jsonl(RunFolder(folder).metrics)
-    round = max((int(line["round"]) for line in lines if line.get("event") == "round"), default=0)
+    round = read_records(folder).reached
     holder = holder_of(folder) if folder.is_dir() else None
     if holder is not None and holder.alive:
         text = f"{holder.who}, last sign of life {holder.silent:.0f} s ago"

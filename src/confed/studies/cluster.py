@@ -1,9 +1,9 @@
 """Job scripts for clusters: one array task per cell of a study, for Slurm, PBS, LSF, Grid Engine and Kubernetes.
 
-The script is a shell script with ``#SBATCH`` lines that starts ``confed cell STUDY``; which cell that is, the task
-learns from the variable of its scheduler (:func:`array_index`). Slurm sends SIGUSR1 to the script's process, which by
-then is that command, some time before the time limit (``--signal=B:USR1@SECONDS``), and a task that has stopped for it
-asks to be queued again (``scontrol requeue``).
+The script is a shell script with ``#SBATCH`` lines that starts ``confed resume STUDY --cell array``; which cell that
+is, the task learns from the variable of its scheduler (:func:`array_index`). Slurm sends SIGUSR1 to the script's
+process, which by then is that command, some time before the time limit (``--signal=B:USR1@SECONDS``), and a task that
+has stopped for it asks to be queued again (``scontrol requeue``).
 """
 
 import os
@@ -153,7 +153,7 @@ def script_of(
 cd {shlex.quote(str(Path.cwd()))} || exit 1
 {"".join(line + chr(10) for line in before)}study={shlex.quote(str(place))}
 study=${{CONFED_STUDY:-$study}}
-set -- cell "$study" ${{1:+"$1"}} --grace {options.grace:g}{more}
+set -- resume "$study" --cell "${{1:-array}}" --grace {options.grace:g}{more}
 [ -z "$CONFED" ] || exec $CONFED "$@"
 exec {command} "$@"
 """

@@ -1,7 +1,6 @@
 """Runs that a benchmark's gates need: its references, with the recipe's rounds and with more (results/gates.py)."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from confed.runs.dataset import load_dataset
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import seed_differences
 
+GATES = "gates.json"
+"""The judgement, in the folder of the runs that it needs."""
 CENTRAL, LOCAL = "central", "local"
 """Rows that are added where a recipe has none such."""
 
@@ -52,11 +53,6 @@ def _pair(single: Mapping[str, Recipe], trained: str, order: Sequence[str]) -> t
             if trains(other) == "adapters" and single[other].sections["algorithm"] == same:
                 return one, other
     return "", ""
-
-
-def with_rounds(recipe: Recipe, times: float = LONGER) -> Recipe:
-    """The same recipe with more rounds, rounded up."""
-    return recipe.with_run(rounds=math.ceil(times * recipe.run.rounds))
 
 
 def judged(recipe: Recipe, folder: Path, longer: Path | None) -> list[Gate]:

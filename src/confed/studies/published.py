@@ -27,8 +27,9 @@ from confed.results.folder import RunFolder
 from confed.results.metric import place_metric
 from confed.results.runs import RunResults, StudyResults
 from confed.results.settings import flat
+from confed.results.stored import TRAINING
 from confed.results.summary import WORST, average, deploys, number, numbers
-from confed.results.views import TESTED, View
+from confed.results.views import EVALUATED, TESTED, View
 from confed.runs.digests import result_digests
 
 FORMAT = "confed-results/1"
@@ -223,23 +224,29 @@ def _digests(run: RunResults) -> dict[str, str]:
 
 def _history(run: RunResults) -> list[dict[str, Any]]:
     """Lines of a run's history: the digest of each, and losses and headline values of up to :data:`LISTED` places."""
+    measured = {view: run.records.measured(view) for view in EVALUATED}
     return [
         {
             "event": line.get("event"),
             "round": line.get("round"),
-            "digest": sha256(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:16],
-            "values": _values(run, line),
+            "digest": line["digest"],
+            "values": _values(run, line, measured),
         }
-        for line in sorted([*run.rounds, *run.evaluations], key=lambda line: (line["round"], line["event"] != "round"))
+        for line in sorted(
+            [*run.records.rounds, *run.records.evaluations], key=lambda line: (line["round"], line["event"] != "round")
+        )
     ]
 
 
-def _values(run: RunResults, line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _values(
+    run: RunResults, line: Mapping[str, Any], measured: Mapping[str, Mapping[int, Mapping[str, Mapping[str, float]]]]
+) -> dict[str, dict[str, float]]:
     if line.get("event") != "evaluation":
-        return {"loss": dict(list(numbers(line.get("loss")).items())[:LISTED])}
+        losses = run.records.by_round(TRAINING, "loss").get(line["round"], {})
+        return {"loss": dict(list(losses.items())[:LISTED])}
     values: dict[str, dict[str, float]] = {}
-    for view in ("personal", "global", "unseen"):
-        places: Mapping[str, Mapping[str, Any]] = line.get(view) or {}
+    for view in EVALUATED:
+        places = measured[view].get(line["round"], {})
         for place, metrics in list(places.items())[:LISTED]:
             for name in (place_metric(run, place, metrics), "loss"):
                 if (value := number(metrics.get(name))) is not None:

@@ -206,7 +206,7 @@ def complete(
     folder = study.root / job.folder
     if folder.exists() and not folder.resolve().is_relative_to(study.root.resolve()):
         raise ValueError(f"{folder} leads out of {study.root}, so nothing is deleted or written there")
-    with exclusive(folder, outlast=outlast):
+    with exclusive(folder):
         if study.finished(job):
             return _summary(folder)
         if not begun(folder):

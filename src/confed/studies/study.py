@@ -1,7 +1,7 @@
 """Study folders: the runs of several methods and seeds on the same data, and their index.
 
 A study of ``confed run`` has all its runs from the beginning, and the first error ends it. One of ``confed compare
---recipe`` grows: asked for again with more methods or seeds, it gets the missing runs. A run that was made with other
+RECIPE`` grows: asked for again with more methods or seeds, it gets the missing runs. A run that was made with other
 settings is never passed off as what was asked for, and one that goes wrong is marked in the index.
 
 A sweep is a study for each value of a setting, or with each of several models. FedDAT's figure 6 is one: accuracy
@@ -14,7 +14,9 @@ ways: a sweep may go over all values for each of several values of another setti
 """
 
 import json
+import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,11 +31,13 @@ from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms, models
 from confed.results.folder import kind_of
+from confed.results.gates import LONGER
 from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, write_sweep_index
 from confed.runs.build import check_device
 from confed.runs.cohorts import pinned
 from confed.runs.run import load_data, prepare
 from confed.runs.same_recipe import differing_settings
+from confed.studies.gates import GATES, with_references
 from confed.studies.tuned import apply
 from confed.system.folder_lock import alone, exclusive, without_lock
 
@@ -41,7 +45,7 @@ INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.checkpoint_every",
     "run.checkpoint_seconds", "run.keep_checkpoints",
     "run.gallery", "run.modality_matrix",
-    "run.features", "run.features_memory", "run.features_disk",
+    "run.features.keep", "run.features.memory", "run.features.disk",
 )  # fmt: skip
 """Settings that change no figure."""
 
@@ -257,7 +261,7 @@ def open_study(
 def _check_free(root: Path) -> None:
     if not is_free(root):
         raise ValueError(
-            f"{root} exists already and is no study of `confed compare --recipe`; give another folder with --out"
+            f"{root} exists already and is no study of `confed compare RECIPE`; give another folder with --out"
         )
 
 
@@ -428,7 +432,7 @@ def open_sweep(
             _check_models(models_from, [row for row in before.models if row not in recipes], root)
         order = () if models_from is None else models_from.models
         sweep = replace(sweep, points=_merged(root, before.points, sweep.points, sweep.by, order))
-    elif root.exists() and (not root.is_dir() or without_lock(root)):
+    elif root.exists() and not (root.is_dir() and {path.name for path in without_lock(root)} <= {*recipes, GATES}):
         raise ValueError(f"{root} exists already and is no sweep; give another folder with --out")
     write_sweep_index(root, sweep)
     for folder, (recipe, used) in recipes.items():
@@ -438,33 +442,39 @@ def open_sweep(
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows of a recipe and seeds at each point of an axis, as a command asks for them; a study has one point."""
+    """Rows of a recipe and seeds at each point of an axis; a study has one point."""
 
     source: str | Path
-    overrides: Sequence[str]
-    methods: str | None
-    headline: str
-    tuned: Mapping[str, Mapping[str, Any]] | None
-    seeds: int
+    overrides: Sequence[str]  # those of all points
+    methods: str | None = None
+    headline: str = ""
+    tuned: Mapping[str, Mapping[str, Any]] | None = None
+    seeds: int = 1
     points: tuple[Point, ...] = (Point({}, ""),)
     over: str = ""  # the swept setting, or MODELS; "" for a study
     by: str = ""  # the setting that tells lines apart, if any
-    study: Recipe | None = None  # with all its models, over which this goes
+    gates: bool = False  # whether the references of a benchmark's gates are among the rows
 
     @cached_property
     def recipes(self) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
         """Folder of each point -> its recipe and the tuned values in it."""
-        return recipes_of(self.source, self.overrides, self.points, self.methods, self.headline, self.tuned)
+        recipes = recipes_of(self.source, self.overrides, self.points, self.methods, self.headline, self.tuned)
+        if self.gates:
+            return {folder: (with_references(recipe), used) for folder, (recipe, used) in recipes.items()}
+        return recipes
 
     @property
     def first(self) -> Recipe:
         """The recipe at the first point."""
         return self.recipes[self.points[0].folder][0]
 
-    def over_models(self, wanted: str) -> "Grid":
-        """The same study with each of the models that ``--models`` names."""
-        points = points_of_models(self.first, models_of(self.first, wanted))
-        return replace(self, points=points, over=MODELS, study=self.first)
+    @property
+    def name(self) -> str:
+        """Usual name of its folder."""
+        if self.gates:
+            return f"{self.first.name}-gates"
+        kinds = {"": "compare", MODELS: "models"}
+        return f"{self.first.name}-{kinds.get(self.over) or 'by-' + self.over.rpartition('.')[2]}"
 
     def open(self, root: Path, judged: Mapping[str, Any]) -> None:
         """Folder and index of its study or of its sweep, new or with more in it; no run is started."""
@@ -472,8 +482,67 @@ class Grid:
             recipe, used = self.recipes[""]
             open_study(recipe, root, range(recipe.run.seed, recipe.run.seed + self.seeds), used, judged)
             return
+        models_from = None
+        if self.over == MODELS:
+            models_from, _ = load_rows(self.source, self.overrides, self.methods, self.headline, self.tuned)
         sweep = Sweep(self.first.name, self.over, self.points, judged["references"], judged["margin"], self.by)
-        open_sweep(root, sweep, self.recipes, seeds=self.seeds, judged=judged, models_from=self.study)
+        open_sweep(root, sweep, self.recipes, seeds=self.seeds, judged=judged, models_from=models_from)
+
+
+def grid_of(
+    source: str | Path,
+    overrides: Sequence[str],
+    *,
+    over: str = "",
+    along: Sequence[str] = (),
+    split: str | None = None,
+    models: str | None = None,
+    gates: bool = False,
+    **rows: Any,
+) -> Grid:
+    """The grid that a command asks for: ``rows`` are the further fields of :class:`Grid`.
+
+    It goes over ``over``, else over the one override with several values, else over ``models``, or over the rounds that
+    a benchmark's gates ask for; a fault is a ValueError.
+    """
+    overrides = list(overrides)
+    several = [text for text in overrides if _has_several_values(text)]
+    if not over and len(several) == 1 and not gates:
+        over = several[0]
+        overrides.remove(over)
+    if split is not None and models is not None:
+        raise ValueError("--split and --models both tell the lines of the figure apart; give one of them")
+    if not over and (along or split is not None):
+        raise ValueError("--with and --split go with --over KEY=VALUES")
+    if gates and (over or models is not None):
+        raise ValueError("--gates goes over the rounds itself: leave out --over and --models")
+    grid = Grid(source, overrides, gates=gates, **rows)
+    if gates:
+        rounds = load_recipe(source, overrides).run.rounds
+        axis = Axis("run.rounds", (str(rounds), str(math.ceil(LONGER * rounds))))
+        return replace(grid, points=points_of(axis), over=axis.key)
+    if not over and models is None:
+        return grid
+    recipe = load_recipe(source, overrides)
+    if not over:
+        return replace(grid, points=points_of_models(recipe, models_of(recipe, models or "")), over=MODELS)
+    axis, by = parse_axis(over), None if split is None else parse_axis(f"data.split={split}")
+    if models is not None:
+        by = Axis(MODELS, models_of(recipe, models))
+    points = points_of(axis, list(map(parse_axis, along)), by)
+    return replace(grid, points=points, over=axis.key, by="" if by is None else by.key)
+
+
+def _has_several_values(text: str) -> bool:
+    """Whether an override has values with commas between them, and is no TOML value itself."""
+    key, _, value = text.partition("=")
+    if "," not in value or "." not in key or len(parse_axis(text).values) < 2:
+        return False
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return True
+    return False
 
 
 def _with_model(recipe: Recipe, row: str) -> Recipe:

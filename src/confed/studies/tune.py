@@ -46,6 +46,7 @@ from confed.studies import pool
 from confed.studies.runner import refusals
 from confed.studies.study import differing, joined
 from confed.studies.tuned import (
+    TUNING,
     Trial,
     Tuned,
     effective_questions,
@@ -292,7 +293,7 @@ def tune(
         load_run_data.cache_clear()  # the processes read the data themselves
     (root / "trials").mkdir(parents=True, exist_ok=True)
     with exclusive(root):
-        file = root / "tuning.toml"  # not recipe.toml: this is no run folder
+        file = root / TUNING
         before = load_recipe(file) if file.is_file() else wanted
         recipe = joined(before, wanted)
         _check_settings(before, recipe, root)
@@ -325,10 +326,26 @@ def tune(
     return tuned_rows
 
 
+def is_tuning(root: Path) -> bool:
+    """Whether a folder holds configurations that were tried."""
+    return (root / TUNING).is_file()
+
+
+def tuned_before(root: Path) -> tuple[Recipe, dict[str, Any]]:
+    """Recipe of a tuning folder and the terms, as keywords of :func:`tune`, on which its rows were begun."""
+    recipe = load_recipe(root / TUNING)
+    heads = [lines[0] for row in recipe.methods if (lines := read_jsonl(_file(root, row)))]
+    head = heads[0] if heads else {}
+    if "budget" not in head or head.get("stopping") == "median":
+        raise ValueError(f"{root} does not say on what terms it was begun; go on with the same `confed tune`")
+    prune, seeds = head["stopping"] == "margin", head.get("seeds", 1)
+    return recipe, {"budget": head["budget"], "prune": prune, "seeds": seeds, "seed": recipe.run.seed}
+
+
 def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
     """Tuning of one row; returns the best configuration in one line."""
     root, row = Path(job["root"]), str(job["row"])
-    recipe = load_recipe(root / "tuning.toml")
+    recipe = load_recipe(root / TUNING)
     file, space = _file(root, row), search_space(recipe, row)
     budget = min(int(job["budget"]), math.prod(map(len, space.values())))
     done = _trials(file)[:budget]

@@ -33,7 +33,7 @@ class Decoder(Protocol):
 class Captioning:
     """Texts about pictures; implements :class:`confed.federation.protocols.Task`.
 
-    Models are those of :mod:`confed.models.caption_writer`. Training batches carry ``text`` and ``text_mask``; the
+    Models are those of :mod:`confed.models.caption_transformer`. Training batches carry ``text`` and ``text_mask``; the
     model then gives scores of the M next tokens, logits (M, V), and the loss is the mean of -log p over them. Batches
     of evaluations carry ``references``, uint8 (B, R, K), and no text; the model writes, logits int64 (B, L).
 

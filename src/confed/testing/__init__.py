@@ -26,6 +26,7 @@ from confed.testing.protections import (
     lacks_protection,
     noise_at_the_client_covers_what_is_sent,
     noise_at_the_server_covers_one_client,
+    noise_on_records_covers_what_is_sent,
     nothing_leaks,
     sends_only_what_is_shared,
     servers_see_their_own_part,
@@ -204,6 +205,7 @@ CHECKS: dict[str, Check] = {
     "clients trained at once equal one by one": stacked_equals_one_by_one,
     "noise at the client covers what is sent": noise_at_the_client_covers_what_is_sent,
     "noise at the server covers one client": noise_at_the_server_covers_one_client,
+    "noise on records covers what is sent": noise_on_records_covers_what_is_sent,
     "the robust mean is used": the_robust_mean_is_used,
     "the secure sum equals the plain one": the_secure_sum_equals_the_plain_one,
 }

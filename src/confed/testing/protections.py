@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Call, Message, Reply, drive
 from confed.federation.params import Params, Scope
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.reports import Number
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
@@ -108,6 +109,7 @@ def keeps_frozen_tensors(algorithm: Algorithm) -> None:
 
 
 CLIP = 1.0
+NOTHING = 1e-9  # clip at which examples have no influence
 FAR, FARTHER = 1e3, 1e5  # distances of a lying client's values from its own ones
 CLIENTS = (*SIZES, 9, 11)
 """Sizes of so many clients that every shared tensor has three senders; the last two have all modalities."""
@@ -116,9 +118,10 @@ LIAR, OTHER = 3, 4  # positions of clients whose replies are changed on their wa
 Lies = Mapping[int, float]
 """Position of a client -> how far all its values are from the start (of updates that are clipped) or from its own."""
 
-PROTECTED: Mapping[str, tuple[Protection, UpdatePrivacy | RobustMean | SecureSum]] = {
+PROTECTED: Mapping[str, tuple[Protection, UpdatePrivacy | RobustMean | SecureSum | RecordPrivacy]] = {
     "noise at the client covers what is sent": ("update_privacy", UpdatePrivacy(CLIP)),
     "noise at the server covers one client": ("update_privacy", UpdatePrivacy(CLIP, at="server")),
+    "noise on records covers what is sent": ("record_privacy", RecordPrivacy(NOTHING)),
     "the robust mean is used": ("robust", RobustMean("median")),
     "the secure sum equals the plain one": ("secure_sum", SecureSum()),
 }
@@ -144,6 +147,22 @@ def noise_at_the_client_covers_what_is_sent(algorithm: Algorithm) -> None:
             continue
         if (norm := _norm_of_update(algorithm, call, reply)) > CLIP * (1 + 1e-6):
             raise trial.violation(f"{client} sent an update of the norm {norm:.3g}, clipped to {CLIP:g}")
+        if reply.message.scalars != other.message.scalars:
+            raise trial.violation(f"{client} sent scalars of its examples without noise: {reply.message.scalars}")
+
+
+def noise_on_records_covers_what_is_sent(algorithm: Algorithm) -> None:
+    """What a client sends depends on its examples by clipped gradients alone: with gradients of nothing, not at all."""
+    trial = _Trial(algorithm, "noise on records covers what is sent")
+    if trial.refused:
+        return
+    first, second = trial.outcome(), trial.outcome(seed=5)
+    for (client, call, reply), (_, _, other) in zip(first.replies, second.replies, strict=True):
+        if call.action in ANALYSIS:
+            continue
+        gap, name = _largest_gap(reply.message.tensors, other.message.tensors)
+        if gap > 1e-6:
+            raise trial.violation(f"{client} sent a {name} in {call.action} that moves with its examples, by {gap:.3g}")
         if reply.message.scalars != other.message.scalars:
             raise trial.violation(f"{client} sent scalars of its examples without noise: {reply.message.scalars}")
 
@@ -214,7 +233,8 @@ class _Trial:
         method = replace(self.method, **options)
         clients = toy_clients(seed, CLIENTS, method.traits.made_for)
         try:
-            setup = toy_setup(method, clients=clients, local=DESCENT, rounds=rounds)
+            noisy = method.record_privacy is None  # which goes without batch normalisation
+            setup = toy_setup(method, clients=clients, local=DESCENT, rounds=rounds, noisy=noisy)
             outcome = run(setup, lambda s: _Lying(s, lies))
         except Exception as error:
             raise self.violation(f"a run with it ends with {type(error).__name__}: {error}") from error
@@ -268,7 +288,7 @@ class _Fixed(RobustMean):
 
 def _protected(algorithm: Algorithm, check: str) -> Algorithm:
     name, options = PROTECTED[check]
-    alone: dict[str, Any] = {"update_privacy": None, "robust": None, "secure_sum": None}
+    alone: dict[str, Any] = dict.fromkeys(get_args(Protection))
     return replace(algorithm, **alone | {name: options})
 
 
@@ -290,4 +310,5 @@ def _largest_gap(first: Params, second: Params) -> tuple[float, str]:
     if lacking := first.keys() ^ second.keys():
         return math.inf, min(lacking)
     compared = [name for name, tensor in first.items() if tensor.is_floating_point() and tensor.numel()]
-    return max((float((first[name].double() - second[name].double()).abs().max()), name) for name in compared)
+    gaps = ((float((first[name].double() - second[name].double()).abs().max()), name) for name in compared)
+    return max(gaps, default=(0.0, ""))

@@ -134,7 +134,7 @@ class ToyPromptModel(nn.Module):
 
         self.pictures, self.patches = frozen(SPACE, WIDTH), frozen(PATCHES, SPACE, WIDTH)
         self.names, self.words, self.texts = frozen(CLASSES, TOKEN), frozen(TOKEN, TOKEN), frozen(SPACE, TOKEN)
-        self.context = nn.Module()
+        self.context: Any = nn.Module()
         self.context.vectors = nn.Parameter(0.3 * torch.randn(TOKENS, TOKEN, generator=rng))
 
     frozen = frozenset({"pictures", "patches", "names", "words", "texts"})
@@ -145,7 +145,7 @@ class ToyPromptModel(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 3) and features (B, 4)."""
         features, classes = self.image_features(batch), classes_of(batch, CLASSES)
-        texts = self.class_features(self.get_parameter("context.vectors"), classes)
+        texts = self.class_features(self.context.vectors, classes)
         return Output(scores_of(self.similarity_scores(features @ texts.T), classes, batch, CLASSES), features)
 
     def image_features(self, batch: Batch) -> Tensor:

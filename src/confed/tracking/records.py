@@ -15,11 +15,15 @@ from confed.results.folder import kind_of, read_jsonl
 from confed.results.metric import place_metric
 from confed.results.runs import RunResults, load
 from confed.results.settings import flat
-from confed.results.summary import PRIVACY, WORST, Summary, average, number, numbers
+from confed.results.stored import POOLED, TRAINING
+from confed.results.summary import WORST, Summary, average, number
 from confed.results.views import EVALUATED, TESTED, View
 from confed.results.watching import RunState, folders_of, states_of
 
 Values = dict[str, float]
+
+ByRound = Mapping[int, Mapping[str, Mapping[str, float]]]
+"""Round -> place -> measure -> value."""
 
 MANY_PLACES = 32
 """With more clients or places than this only their means are tracked."""
@@ -157,10 +161,11 @@ def _digest(folder: Path, *names: str) -> str:
 def _rounds(run: RunResults) -> dict[int, Values]:
     """Metrics by round, in ascending order."""
     rounds: dict[int, Values] = {}
-    for line in run.rounds:
-        rounds.setdefault(int(line["round"]), {}).update(_training(line))
-    for line in run.evaluations:
-        rounds.setdefault(int(line["round"]), {}).update(_evaluated(run, line))
+    measured = {view: run.records.measured(view) for view in (*EVALUATED, TRAINING, POOLED)}
+    for facts in run.records.rounds:
+        rounds.setdefault(int(facts["round"]), {}).update(_training(measured[TRAINING], facts))
+    for facts in run.records.evaluations:
+        rounds.setdefault(int(facts["round"]), {}).update(_evaluated(run, facts, measured))
     for line in run.timings:
         times = {f"time/{key}": number(line.get(key)) for key in ("seconds", "evaluation_seconds")}
         rounds.setdefault(int(line["round"]), {}).update({k: v for k, v in times.items() if v is not None})
@@ -171,24 +176,29 @@ def _rounds(run: RunResults) -> dict[int, Values]:
     return {r: rounds[r] for r in sorted(rounds)}
 
 
-def _training(line: Mapping[str, Any]) -> Values:
-    """Losses, traffic, failures, and privacy spent, of one round's line."""
-    losses = _by_place("train/loss", numbers(line.get("loss")))
+def _training(measured: ByRound, facts: Mapping[str, Any]) -> Values:
+    """Losses, traffic, failures, and privacy spent, of one round."""
+    clients = measured.get(facts["round"], {})
+
+    def column(name: str) -> dict[str, float]:
+        return {client: of[name] for client, of in clients.items() if name in of}
+
+    losses = _by_place("train/loss", column("loss"))
     for key in ("bytes_up", "bytes_down"):
-        losses[f"traffic/{key}"] = sum(numbers(line.get(key)).values())
-    losses["train/failed_clients"] = float(len(line.get("errors") or ()))
-    if (clock := number(line.get("clock"))) is not None:
+        losses[f"traffic/{key}"] = sum(column(key).values())
+    losses["train/failed_clients"] = float(len(facts.get("errors") or ()))
+    if (clock := number(facts.get("clock"))) is not None:
         losses["time/clock"] = clock
-    spent = numbers((line.get(PRIVACY) or {}).get("epsilon"))
+    spent = column("epsilon")
     return losses | ({"privacy/epsilon": max(spent.values())} if spent else {})
 
 
-def _evaluated(run: RunResults, line: Mapping[str, Any]) -> Values:
+def _evaluated(run: RunResults, facts: Mapping[str, Any], measured: Mapping[str, ByRound]) -> Values:
     """Means over places of every metric, and the headline metric of each place."""
     result: Values = {}
-    split = str(line.get("split", "validation"))
+    split = str(facts.get("split", "validation"))
     for view in EVALUATED:
-        places = {str(place): numbers(values) for place, values in (line.get(view) or {}).items()}
+        places = measured[view].get(facts["round"], {})
         headline = {p: x for p, v in places.items() if (x := v.get(place_metric(run, p, v))) is not None}
         metrics = set[str]().union(*places.values())
         for metric in sorted(metric for metric in metrics if "/" not in metric):
@@ -196,8 +206,8 @@ def _evaluated(run: RunResults, line: Mapping[str, Any]) -> Values:
             result |= {} if mean is None else {f"{split}/{view}/{metric}": mean}
         if headline:
             result |= _by_place(f"{split}/{view}/{run.metric}", headline)
-    for view, pooled in (line.get("pooled") or {}).items():
-        result |= {f"{split}/{portable(str(view))}/{portable(m)}": value for m, value in numbers(pooled).items()}
+    for view, pooled in measured[POOLED].get(facts["round"], {}).items():
+        result |= {f"{split}/{portable(view)}/{portable(metric)}": value for metric, value in pooled.items()}
     return result
 
 

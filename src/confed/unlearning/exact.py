@@ -55,7 +55,8 @@ from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.teacher import teacher
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.results.folder import RunFolder, kind_of, read_jsonl
+from confed.results.folder import RunFolder, kind_of
+from confed.results.stored import TRAINING, read_records
 from confed.runs.run import load_data, prepare, run
 from confed.system.events import Caution, Progress, RunProgress, ignore
 
@@ -90,10 +91,10 @@ def begin(
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")
     if setup.algorithm.global_model == "none":
         raise ValueError(f"{type(setup.algorithm).__name__} has no global model that could remember {client!r}")
-    if recipe.run.buffer:
+    if recipe.run.async_.buffer:
         raise ValueError(
-            f"run.buffer must be 0 to forget {client!r} approximately, got {recipe.run.buffer}: updates that are under "
-            "way would still begin with what the client taught; forget exactly"
+            f"run.async.buffer must be 0 to forget {client!r} approximately, got {recipe.run.async_.buffer}: updates "
+            "that are under way would still begin with what the client taught; forget exactly"
         )
     done = recipe.run.rounds
     changed = recipe.with_run(without=(*recipe.run.without, client), rounds=done + how.rounds, keep_checkpoints=2)
@@ -112,7 +113,7 @@ def begin(
     checkpoints = Checkpoints(folder.checkpoint)
     checkpoints.store.begin(done)
     # Whoever never took part has a file too, with the model that stands in for its own.
-    trained = set(chain.from_iterable(line.get("loss", ()) for line in read_jsonl(old.metrics)))
+    trained = set(chain.from_iterable(read_records(old.root).by_round(TRAINING, "loss").values()))
     for number in range(len(new.population)):
         info = new.population.info(number)
         path = old.personal_model(info.id)
@@ -172,11 +173,13 @@ def _weight_in_last_round(old: RunFolder, setup: Setup, info: ClientInfo) -> flo
     ordinary = (
         _averaging(type(method)) == _averaging(Algorithm) and method.update_privacy is None and method.robust is None
     )
-    rounds = [line for line in read_jsonl(old.metrics) if line["event"] == "round"]
+    records = read_records(old.root)
+    rounds = [facts["round"] for facts in records.rounds if facts["event"] == "round"]
     if not ordinary or not setup.algorithm.server.plain or not setup.keep_personal or not rounds:
         return 0.0
     counts = {i.id: i.num_examples for i in map(setup.population.info, range(len(setup.population)))}
-    last = {name: counts[name] for name in rounds[-1]["loss"] if name in counts}
+    losses = records.by_round(TRAINING, "loss").get(rounds[-1], {})
+    last = {name: counts[name] for name in losses if name in counts}
     return last.get(info.id, 0) / max(sum(last.values()), 1)
 
 

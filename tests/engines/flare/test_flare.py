@@ -98,7 +98,7 @@ def received(post: FlareTransport, sent: str | None) -> tuple[bytes, bytes] | st
     return replies[-1]
 
 
-def test_replies_come_back_as_they_were_sent_from_sites_that_may_take_part() -> None:
+def test_replies_of_listed_sites_come_back_as_they_were_sent() -> None:
     here, stranger = Fake("site-b", echo), Fake("site-a", echo)
     post = FlareTransport([here, stranger], {"site-b": "cold"})
     assert {n: c.name for n, c in post.connections().items()} == {0: "cold"}
@@ -169,7 +169,7 @@ def test_when_flare_ends_the_job_everything_says_so() -> None:
 # A site's end -----------------------------------------------------------------------------------------------------
 
 
-def test_a_site_that_cannot_open_its_data_says_so_without_details() -> None:
+def test_a_site_that_cannot_open_its_data_gives_no_details() -> None:
     said: list[str] = []
 
     def opened() -> Site:
@@ -368,9 +368,8 @@ def test_a_bulletin_tells_another_process_what_is_new(tmp_path: Path) -> None:
     bulletin(RunProgress(1, 3, "training", "loss 1"))
     bulletin(Note("two\nlines"))
     bulletin(SiteStates({"cold": SiteStatus("idle", "late", 3, 4)}))
-    assert reader.steps() == [RunProgress(1, 3, "training", "loss 1")]
-    assert reader.steps() == []
-    assert reader.notes() == ["two lines"]
+    assert reader.news() == [RunProgress(1, 3, "training", "loss 1"), Note("two\nlines")]
+    assert reader.news() == []
     assert reader.sites() == {"cold": SiteStatus("idle", "late", 3, 4)}
     assert reader.outcome() is None
     bulletin.failed(ValueError("no"))
@@ -383,7 +382,7 @@ def test_a_bulletin_tells_another_process_what_is_new(tmp_path: Path) -> None:
 # Processes and jobs -----------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_dies_is_started_again_and_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     import psutil
 
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
@@ -546,10 +545,11 @@ def test_jobs_that_end_without_a_round_are_given_up(serving: Scripted) -> None:
 def test_faulty_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(load_recipe("fedvqa_scenes").method("fedavg").to_toml())
+    new = ["federation", "new", str(tmp_path / "new"), "--engine", "flare", "data.name=vqa_v2", "data.root=nowhere"]
     for arguments, says in (
         (["server", str(recipe), "--engine", "flare"], "--tls must be the server's folder"),
         (["client", str(recipe), "--engine", "flare", "--kit", str(tmp_path)], "no FLARE workspace of a site"),
-        (["federation", "new", str(tmp_path / "new"), "--engine", "flare", "--sites", "a.b"], "letters, digits"),
+        ([*new, "--method", "fedavg", "--sites", "a.b"], "letters, digits"),
         (["server", str(recipe), "--engine", "flare", "--insecure"], "TLS is always on"),
         (["server", str(recipe), "--engine", "flare", "--port", "9"], "the kit sets address and port"),
         (["client", str(recipe), "--engine", "flare", "--insecure"], "TLS is always on"),

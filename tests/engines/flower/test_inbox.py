@@ -125,7 +125,7 @@ def test_a_reply_with_its_pieces_inside_is_complete_at_once(door: Door) -> None:
 
 
 @pytest.mark.parametrize("faulty", ["another content", "too much"])
-def test_pieces_inside_of_a_reply_are_checked_as_if_they_came_alone(tmp_path: Path, faulty: str) -> None:
+def test_pieces_inside_of_a_reply_are_checked_as_others_are(tmp_path: Path, faulty: str) -> None:
     door = Door(tmp_path, LIMIT if faulty == "another content" else 1000)
     sent, asked = door.ask()
     request, parts = door.reply(asked, bytes(2000))
@@ -229,7 +229,7 @@ def much_beside(request: PushMessagesRequest) -> None:
         (much_beside, 413),
     ],
 )
-def test_what_is_no_reply_is_turned_away_and_the_reply_still_comes(door: Door, change: Change, status: int) -> None:
+def test_what_is_no_reply_is_turned_away(door: Door, change: Change, status: int) -> None:
     sent, asked = door.ask()
     honest, parts = door.reply(asked)
     faulty = PushMessagesRequest()
@@ -312,7 +312,7 @@ def test_a_reply_that_nobody_reads_is_gone_with_its_request(door: Door, came: in
     assert door.grid.notices.counts["one", "a reply was dropped that is no longer waited for"] == 1
 
 
-def test_what_flower_drops_by_itself_is_dropped_here_and_ends_nothing(door: Door) -> None:
+def test_what_flower_drops_by_itself_is_dropped_here(door: Door) -> None:
     """Such as a greeting to a site that is connected and never answers."""
     sent, asked = door.ask()
     request, parts = door.reply(asked)
@@ -450,7 +450,7 @@ def shared_door() -> Door:
 
 @settings(max_examples=200, deadline=None)
 @given(steps=STEPS)
-def test_whatever_is_sent_nothing_breaks_and_an_honest_reply_comes(steps: list[tuple[str, object, object]]) -> None:
+def test_an_honest_reply_comes_after_whatever_was_sent(steps: list[tuple[str, object, object]]) -> None:
     door = shared_door()
     vandal = Vandal(door)
     try:

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from cryptography import x509
 from flwr.app import Array
 from flwr.common import now
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata as ProtoMetadata
 from flwr.proto.message_pb2 import ObjectTree
@@ -40,8 +40,10 @@ from confed.engines.flower.private_api import (
     FLEET_HTTP_SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     DeactivateNodeRequest,
+    DeactivateNodeResponse,
     Node,
     PullMessagesRequest,
+    PullMessagesResponse,
     public_key_to_bytes,
     sign_message,
 )
@@ -54,7 +56,7 @@ from confed.engines.flower.superlink import (
     _listener,
     open_superlink,
 )
-from confed.engines.flower.supernode import SuperNode, public_of, read_key, read_public
+from confed.engines.flower.supernode import CallRefused, SuperNode, public_of, read_key, read_public
 from confed.engines.flower.transport import FlowerTransport, client_app
 from confed.engines.local import InProcess
 from confed.engines.remote.server import Remote
@@ -73,17 +75,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path: Path) -> None:
-    setup, said = toy_setup(FedPer(), rounds=2), list[str]()
-    keys = keys_of(folder)
+def over_tls(folder: Path, keys: Mapping[bytes, str] | None = None, **more: Any) -> Any:
+    """The server of a federation's folder, with its certificate."""
     server = folder / "server"
+    pair = {"certificate": server / "server.crt", "key": server / "server.key"}
+    return open_superlink(keys_of(folder) if keys is None else keys, **pair, **more)
+
+
+def trusted(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "server" / "ca.crt"))
+
+
+def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path: Path) -> None:
+    setup, said, keys = toy_setup(FedPer(), rounds=2), list[str](), keys_of(folder)
     with (
-        open_superlink(
-            keys, certificate=server / "server.crt", key=server / "server.key", waiting=tmp_path / "post"
-        ) as (
-            grid,
-            port,
-        ),
+        over_tls(folder, waiting=tmp_path / "post") as (grid, port),
         on_line(folder, setup, port, tmp_path, said),
     ):
         transport, audit = FlowerTransport(grid, keys), tmp_path / "audit.jsonl"
@@ -102,18 +108,16 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
     assert sum("connected to" in text for text in said) == 3
 
 
-def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, tmp_path: Path) -> None:
-    server, said = folder / "server", list[str]()
+def test_only_supernodes_on_the_list_are_let_in(folder: Path, tmp_path: Path) -> None:
+    said, setup = list[str](), toy_setup(FedPer(), rounds=1)
     keys = {key: name for key, name in keys_of(folder).items() if name != "client-1"}
-    trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
-    setup = toy_setup(FedPer(), rounds=1)
-    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port):
+    with over_tls(folder, keys) as (grid, port):
         with on_line(folder, setup, port, tmp_path, said):
             remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02, minimum=2))
             assert [info.id for info in remote.sites.gather(CLIENTS, wait=3)] == ["client-0", "client-2"]
         assert any("not on the server's list" in text for text in said)
         base = f"https://localhost:{port}"
-        with httpx.Client(verify=trusted, base_url=base) as client:
+        with httpx.Client(verify=trusted(folder), base_url=base) as client:
             for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/x"):
                 assert client.post(path, content=b"").status_code == 404, path
             fleet = {"content-type": "application/x-protobuf", "accept": "application/x-protobuf"}
@@ -125,11 +129,10 @@ def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, 
 
 
 def test_a_signature_of_five_minutes_ago_is_refused(folder: Path) -> None:
-    key, server = read_key(folder / "sites" / "client-0" / "key"), folder / "server"
-    trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
+    key = read_key(folder / "sites" / "client-0" / "key")
     with (
-        open_superlink(keys_of(folder), certificate=server / "server.crt", key=server / "server.key") as (_, port),
-        httpx.Client(verify=trusted, base_url=f"https://localhost:{port}") as client,
+        over_tls(folder) as (_, port),
+        httpx.Client(verify=trusted(folder), base_url=f"https://localhost:{port}") as client,
     ):
         public = public_key_to_bytes(key.public_key())
         body = ActivateNodeRequest(public_key=public, heartbeat_interval=60).SerializeToString()
@@ -230,11 +233,10 @@ def test_pieces_that_would_become_more_than_was_sent_are_refused() -> None:
 
 
 def test_a_door_is_as_wide_as_the_runs_replies_are_large(folder: Path, tmp_path: Path) -> None:
-    keys, setup = keys_of(folder), toy_setup(FedPer(), rounds=1)
-    server = folder / "server"
-    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, _):
+    setup = toy_setup(FedPer(), rounds=1)
+    with over_tls(folder) as (grid, _):
         before = grid.pieces
-        Remote(setup, FlowerTransport(grid, keys))
+        Remote(setup, FlowerTransport(grid, keys_of(folder)))
         assert grid.pieces < before / 4
 
 
@@ -260,18 +262,17 @@ def test_pieces_wait_on_disk_and_are_gone_with_their_message(tmp_path: Path) -> 
 
 
 def test_a_reply_in_anothers_name_is_turned_away(folder: Path) -> None:
-    server, keys = folder / "server", keys_of(folder)
     own = read_key(folder / "sites" / "client-0" / "key")
-    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (_, port):
+    with over_tls(folder) as (_, port):
         line = SuperNode(f"localhost:{port}", own, (folder / "sites" / "client-0" / "ca.crt").read_bytes())
-        with line._client() as client:
-            node = line._enter(client)
+        with line.client() as client:
+            node = line.enter(client)
             for source, status in ((node.node_id, 400), (node.node_id + 1, 403)):
                 bare = ProtoMessage(metadata=ProtoMetadata(src_node_id=source, run_id=1))
                 request = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[ObjectTree()])
-                with pytest.raises(httpx.HTTPStatusError) as refused:
-                    client.PushMessages(request)
-                assert (refused.value.response.status_code == 403) == (status == 403)
+                with pytest.raises(CallRefused) as refused:
+                    client.call("push-messages", request, PushMessagesResponse)
+                assert (refused.value.status == 403) == (status == 403)
 
 
 # Requests that wait -----------------------------------------------------------------------------------------------
@@ -355,24 +356,26 @@ def test_a_large_message_travels_in_pieces(line: Line, monkeypatch: pytest.Monke
     assert "confirm-message-received" in line.paths
 
 
-def test_a_question_that_may_not_wait_is_answered_at_once_as_flower_does(tmp_path: Path) -> None:
+def test_a_question_that_may_not_wait_is_answered_at_once(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     key = read_key(tmp_path / "key")
     with open_superlink({read_public(public_of(key)): "one"}) as (grid, port):
         site, transport = SuperNode(f"127.0.0.1:{port}", key, None), FlowerTransport(grid)
-        with site._client() as client:
-            node = site._enter(client)
-            client.wait_for_messages(0)
+        with site.client() as client:
+            node = site.enter(client)
+
+            def pulled(**wait: str) -> PullMessagesResponse:
+                return client.call("pull-messages", PullMessagesRequest(node=node), PullMessagesResponse, **wait)
+
             began = time.monotonic()
-            assert not client.PullMessages(PullMessagesRequest(node=node)).messages_list
+            assert not pulled().messages_list
             assert time.monotonic() - began < 2
             transport.send(node.node_id, "fit", b"{}", b"body", 60.0)
-            came = client.PullMessages(PullMessagesRequest(node=node))
+            came = pulled()
             assert not came.messages_list[0].content.items
             assert len(grid.inbox.store._wholes) == 1  # its pieces wait to be fetched
             for odd in ("nan", "-1", "soon"):
-                client._client.headers["confed-wait"] = odd
-                assert not client.PullMessages(PullMessagesRequest(node=node)).messages_list
+                assert not pulled(**{"confed-wait": odd}).messages_list
 
 
 def test_an_older_request_of_a_site_takes_no_message() -> None:
@@ -406,9 +409,9 @@ def test_a_site_that_comes_back_ends_its_request(line: Line) -> None:
     while number not in line.grid.inbox.polls._waiting:
         time.sleep(0.01)
     waiting = line.grid.inbox.polls._waiting[number]
-    with line.node._client() as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=number))
-        assert line.node._enter(client) == Node(node_id=number)
+    with line.node.client() as client:
+        client.call("deactivate-node", DeactivateNodeRequest(node_id=number), DeactivateNodeResponse)
+        assert line.node.enter(client) == Node(node_id=number)
     assert line.grid.inbox.polls.take(waiting, lambda: "message") is None
 
 
@@ -458,7 +461,7 @@ def test_one_sites_key_does_not_take_the_places_of_others() -> None:
     assert put_out == [0, 1]
 
 
-def test_networks_of_version_6_and_mapped_addresses_count_as_one_address() -> None:
+def test_networks_of_version_6_count_as_one_address() -> None:
     table = ConnectionTable(ConnectionLimits(most=100, reserved=0, each=2))
     assert [table.admit(f"2001:db8::{n}") is None for n in range(1, 5)] == [False, False, True, True]
     assert table.admit("2001:db8:0:1::1") is not None
@@ -506,21 +509,14 @@ def ended(connection: socket.socket, within: float) -> float:
 
 
 def test_who_sends_nothing_or_too_slowly_is_put_out(folder: Path) -> None:
-    server = folder / "server"
-    trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
-    with open_superlink(
-        keys_of(folder), certificate=server / "server.crt", key=server / "server.key", limits=LIMITS
-    ) as (
-        _,
-        port,
-    ):
+    with over_tls(folder, limits=LIMITS) as (_, port):
         with socket.create_connection(("127.0.0.1", port)) as silent:  # no TLS
             assert ended(silent, 8) < 4
         plain = socket.create_connection(("127.0.0.1", port))
-        with trusted.wrap_socket(plain, server_hostname="localhost") as silent:  # TLS, and no request
+        with trusted(folder).wrap_socket(plain, server_hostname="localhost") as silent:  # TLS, and no request
             assert ended(silent, 8) < 4
         plain = socket.create_connection(("127.0.0.1", port))
-        with trusted.wrap_socket(plain, server_hostname="localhost") as slow:
+        with trusted(folder).wrap_socket(plain, server_hostname="localhost") as slow:
             began = time.monotonic()
             with pytest.raises((ConnectionError, ssl.SSLError)):
                 dribble(slow, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nx: " + b"y" * 200)
@@ -572,7 +568,7 @@ def test_too_many_open_files_make_the_server_wait(folder: Path, monkeypatch: pyt
 
 def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_path: Path) -> None:
     """Three hundred idle connections, refused ones included; the rounds are those without them."""
-    server, setup, said, keys = folder / "server", toy_setup(FedPer(), rounds=2), list[str](), keys_of(folder)
+    setup, said, keys = toy_setup(FedPer(), rounds=2), list[str](), keys_of(folder)
     flood: list[socket.socket] = []
 
     def hold(count: int, source: str) -> None:
@@ -583,9 +579,8 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
             idle.connect(("127.0.0.1", port))
             flood.append(idle)
 
-    opened = open_superlink(keys, certificate=server / "server.crt", key=server / "server.key", limits=LIMITS)
     try:
-        with opened as (grid, port), on_line(folder, setup, port, tmp_path, said):
+        with over_tls(folder, limits=LIMITS) as (grid, port), on_line(folder, setup, port, tmp_path, said):
             remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02))
             remote.sites.gather(CLIENTS, wait=120)
             for number in range(2, 5):

@@ -178,7 +178,7 @@ def large_together() -> bytes:
         (no_content(), "what is no message"),
         (many_pieces(), "at most 64 pieces"),
         (large_together(), "more bytes than this run's have"),
-        (b"\xff\xff\xff", "Invalid protobuf"),
+        (b"\xff\xff\xff", "what is no protobuf message"),
         (b"\x00" * (PIECE + 1), f"a response of more than {PIECE} bytes"),
     ],
     ids=["no tree", "no content", "many pieces", "large", "garbage", "long"],

@@ -68,14 +68,14 @@ def test_a_pace_is_a_running_mean_per_example_and_action() -> None:
     assert found.of(call(0)) == pytest.approx(0.7 * 2.3 + 0.3 * 4)
 
 
-def test_the_last_call_is_left_to_a_faster_actor_that_is_soon_free() -> None:
+def test_the_last_call_is_left_to_a_faster_actor_soon_free() -> None:
     slow, fast = pace(1.0), {1: pace(0.1)}
     assert better_left(slow, [call()], fast, {1: 5.0})  # 5 + 1 seconds against 10
     assert not better_left(slow, [call()], fast, {1: 9.5})  # 9.5 + 1 against 10
     assert not better_left(slow, [call()], {1: pace(1.0)}, {1: 0.5})  # no faster
 
 
-def test_nobody_idles_while_there_is_enough_to_do_or_nothing_is_known() -> None:
+def test_nobody_idles_while_there_is_enough_to_do() -> None:
     slow, fast = pace(1.0), {1: pace(0.1)}
     assert not better_left(slow, [call(), call()], fast, {1: 0.0})  # more calls than others
     assert not better_left(slow, [call()], fast, {})  # no other is at work: it would never be done

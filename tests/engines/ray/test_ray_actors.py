@@ -12,7 +12,7 @@ from confed.recipes.recipe import load_recipe
 from ray_scenarios import STATEFUL, scenario
 
 
-def test_two_actors_give_the_bits_of_one_process_also_after_one_was_killed() -> None:
+def test_two_actors_give_the_bits_of_one_process_after_a_kill() -> None:
     found = scenario("local")
     assert found["ray"] == found["one"]
     assert found["one"]["errors"] == {}
@@ -28,7 +28,7 @@ def test_two_actors_give_the_bits_of_one_process_also_after_one_was_killed() -> 
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_work_on_the_run_is_named_with_the_reason() -> None:
+def test_a_node_that_cannot_work_is_named_with_the_reason() -> None:
     found = scenario("refusals")
     assert re.search(r"node .* offers .* GiB of memory, an actor needs about 1073741824", found["memory"])
     assert found["gpu"] == "no node of the Ray cluster has GPUs for an actor"
@@ -58,7 +58,7 @@ def test_four_actors_on_two_nodes_give_the_bits_of_one_process(several_nodes: di
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_node_is_survived_a_new_one_joins_and_a_deadly_call_is_one_clients_error() -> None:
+def test_killed_nodes_new_nodes_and_deadly_calls_are_survived() -> None:
     found = scenario("kills", 900)
     assert found["ray"] == found["one"]
     assert found["one"]["errors"] == {}

@@ -81,7 +81,7 @@ def _run(
     return records, letters, remote
 
 
-def test_a_step_is_the_mean_of_scaled_updates_and_slow_sites_hold_nobody_up(tmp_path: Path) -> None:
+def test_a_step_is_the_mean_of_scaled_updates_that_came(tmp_path: Path) -> None:
     settings = Buffered(2, staleness=0.7)
     records, letters, _ = _run(Adds(), settings, tmp_path, {0: 1, 1: 3, 2: 20}, rounds=12)
     value, first = 0.0, records[0].servers["main"].params
@@ -128,7 +128,7 @@ def test_sites_in_training_are_not_waited_for_by_evaluations(tmp_path: Path) -> 
     assert left[-1] == {}  # after the last round nobody trains
 
 
-def test_a_site_that_goes_away_begins_anew_with_the_current_model(tmp_path: Path) -> None:
+def test_a_site_that_was_away_begins_with_the_current_model(tmp_path: Path) -> None:
     def disturb(simulation: Simulation, record: RoundRecord) -> None:
         letters: Slow = simulation.executor.sites.transport  # type: ignore[union-attr]
         if record.round == 2:
@@ -203,7 +203,7 @@ def test_a_site_s_error_takes_a_place_in_the_buffer(tmp_path: Path) -> None:
     assert [list(record.errors) for record in records] == [["client-1"], ["client-1"]]
 
 
-def test_methods_that_need_synchronous_rounds_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_methods_that_need_synchronous_rounds_are_refused(tmp_path: Path) -> None:
     assert Scaffold().traits.synchronous
-    with pytest.raises(ValueError, match=r"run\.buffer must be 0 for SCAFFOLD, got 2: "):
+    with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
         _run(Scaffold(), Buffered(2), tmp_path, {})

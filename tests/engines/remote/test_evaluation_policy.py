@@ -59,7 +59,7 @@ def truth(setup: Setup) -> list[float]:
 # The oracle -----------------------------------------------------------------------------------------------------
 
 
-def test_constant_models_count_answers_exactly_unless_a_site_says_otherwise(tmp_path: Path) -> None:
+def test_constant_models_count_answers_unless_a_site_objects(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), noisy=False)
     exact = truth(setup)
     assert [count for _, count in counts(opened(setup, tmp_path / "open"), setup)] == exact
@@ -151,7 +151,7 @@ def epsilon_of(multiplier: float, delta: float = 1e-5) -> float:
     return float(brentq(excess, 0, 500))  # type: ignore[arg-type]
 
 
-def test_noised_evaluations_and_updates_cost_together_what_one_mechanism_would(tmp_path: Path) -> None:
+def test_noised_evaluations_and_updates_cost_as_one_mechanism(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(update_privacy=NOISY), noisy=False)
     site = opened(setup, tmp_path, "noise=3")
     assert not any(error for error, _ in counts(site, setup))
@@ -203,7 +203,7 @@ def in_one_round(site: Site, setup: Setup, times: int = 60) -> list[str | None]:
     return errors
 
 
-def test_one_model_a_round_is_evaluated_unless_a_site_allows_more(tmp_path: Path) -> None:
+def test_one_model_a_round_is_evaluated_by_default(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), noisy=False)
     usual = in_one_round(opened(setup, tmp_path / "usual"), setup)
     assert usual[0] is None
@@ -229,7 +229,7 @@ def test_noised_answers_count_one_by_one_also_of_the_same_model(tmp_path: Path) 
 # Numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_evaluations_are_counted_also_after_a_new_start_and_repeats_are_not(tmp_path: Path) -> None:
+def test_evaluations_are_counted_over_starts_without_repeats(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), noisy=False)
     site = opened(setup, tmp_path, "exact,per_round=1,in_all=2")
     assert asked(site, setup, number=0)[0] is None
@@ -261,7 +261,7 @@ def test_sums_over_few_examples_stay(tmp_path: Path) -> None:
     assert not released.tensors
 
 
-def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: Path) -> None:
+def test_a_server_goes_on_without_sites_that_answer_none(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=1, noisy=False)
     letters = Letters(setup, tmp_path)
     letters.sites[0] = opened(setup, tmp_path / "client-0", "off")
@@ -339,7 +339,7 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
         given.append((limit, evaluations))
         raise ValueError("enough")
 
-    monkeypatch.setattr("confed.deployment.site.open_site", opening)
+    monkeypatch.setattr("confed.deployment.flower.open_site", opening)
     make_key(tmp_path / "key")
     line = ["client", "fedvqa_scenes", "--site", "sports", "--insecure", "--key", str(tmp_path / "key")]
     CliRunner().invoke(app, [*line, "--evaluations", "noise=8", "--epsilon", "4"])

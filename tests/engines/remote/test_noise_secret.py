@@ -100,9 +100,7 @@ def test_a_server_that_asks_again_gets_no_other_noise(tmp_path: Path, algorithm:
         assert again[1] == sent[number]
 
 
-def test_noise_of_the_operating_system_would_be_another_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_of_the_system_would_be_another_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of which the test above is one."""
     monkeypatch.setattr(KeyedNoise, "normal", lambda self, clean, dtype, *scale: normal(clean.shape, None, dtype))
     with pytest.raises(AssertionError):
@@ -123,7 +121,7 @@ def test_a_run_whose_site_is_killed_has_the_same_bits(tmp_path: Path, algorithm:
         assert site.handle(*request)[1] == reply[1]
 
 
-def test_gradients_of_examples_are_not_noised_anew_by_a_repeated_fit(tmp_path: Path) -> None:
+def test_a_repeated_fit_does_not_noise_gradients_anew(tmp_path: Path) -> None:
     for repeatable in (True, False):
         method = DPFPL(example_privacy=ExamplePrivacy(noise=1.0, repeatable=repeatable))
         setup = toy_setup(method, rounds=1)
@@ -185,7 +183,7 @@ def test_whatever_differs_has_independent_noise() -> None:
             assert abs(correlation(one, other)) < 0.05  # five standard deviations of 10,000 pairs
 
 
-def test_a_server_that_changes_a_model_by_a_bit_gets_other_noise_for_equal_rows_too(tmp_path: Path) -> None:
+def test_another_model_gets_other_noise_for_equal_rows(tmp_path: Path) -> None:
     """Else equal replies would tell that no row depends on what was changed."""
     letters, heard = listened(setup_of(SPLIT), tmp_path)
     site, number = letters.site("client-0"), first_step(heard)
@@ -211,7 +209,7 @@ def test_a_server_that_changes_a_model_by_a_bit_gets_other_noise_for_equal_rows_
     assert float((sent[0] - sent[1]).abs().min()) > 0
 
 
-def test_sites_rounds_steps_and_kinds_of_rows_have_noise_of_their_own(tmp_path: Path) -> None:
+def test_sites_rounds_steps_and_rows_have_their_own_noise(tmp_path: Path) -> None:
     drawn: list[tuple[str, bytes]] = []
     real = KeyedNoise.normal
 
@@ -256,7 +254,7 @@ def test_noise_is_standard_normal(clean: Tensor) -> None:
     assert len(set(values.tolist())) == len(values)
 
 
-def test_the_bits_are_those_of_shake_over_secret_label_and_values() -> None:
+def test_the_bits_are_shake_over_secret_label_and_values() -> None:
     clean = torch.tensor([[1.0, -2.5]])
     digest = hashlib.blake2b(clean.numpy().tobytes(), digest_size=32).hexdigest()
     what = ["torch.float32", [1, 2], digest, "torch.float64", [(0.5).hex(), (3.0).hex()]]
@@ -267,7 +265,7 @@ def test_the_bits_are_those_of_shake_over_secret_label_and_values() -> None:
     assert found[0].tolist() == pytest.approx(stats.norm.ppf(uniform).tolist(), rel=1e-9)
 
 
-def test_values_without_elements_and_halves_and_strides_have_noise() -> None:
+def test_empty_half_and_strided_values_have_noise() -> None:
     assert noise().normal(torch.zeros(0, 3), torch.float32).shape == (0, 3)
     assert noise().normal(torch.tensor(1.0), torch.float32).ndim == 0
     for dtype in (torch.float16, torch.bfloat16):
@@ -311,7 +309,7 @@ def test_the_secret_is_its_owners_and_in_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "empty", "long"])
-def test_a_secret_that_is_lost_after_rows_left_is_named_and_before_that_made_anew(tmp_path: Path, damage: str) -> None:
+def test_a_secret_that_is_lost_after_rows_left_is_named(tmp_path: Path, damage: str) -> None:
     setup = setup_of(SPLIT)
     site = Site(setup, client_named(setup, "client-0"), tmp_path / "client-0")
     (key,) = (tmp_path / "client-0").glob("noise-*.key")

@@ -28,7 +28,8 @@ from confed.federation.wire import decode_state
 from confed.privacy.accountant import ORDERS, sampled_epsilon
 from confed.privacy.cut import CutPrivacy
 from confed.testing.toy import toy_clients, toy_setup
-from memory_transport import CLIENTS, PATIENT, Letters, Tamper, fit, remote_of, rounds, same
+from hostile_reply import Tamper, with_tensors
+from memory_transport import CLIENTS, PATIENT, Letters, fit, remote_of, rounds, same
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
 
@@ -51,7 +52,7 @@ def exact(multiplier: float, times: int, delta: float) -> float:
 # Noise --------------------------------------------------------------------------------------------------------------
 
 
-def test_noise_of_the_system_is_normal_and_a_generators_seed_is_short() -> None:
+def test_noise_of_the_system_is_normal() -> None:
     one, other = (normal((300, 100), None, torch.float64) for _ in range(2))
     assert not torch.equal(one, other)
     assert float(one.mean().abs()) < 0.03
@@ -147,7 +148,7 @@ def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, m
     assert lines(tmp_path / "client-0" / "privacy.jsonl")[-1]["epsilon"] is None
 
 
-def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_path: Path) -> None:
+def test_a_repeated_request_costs_nothing_and_a_new_one_does(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=3, noisy=False)
     site = Site(setup, client_named(setup, "client-0"), tmp_path)
     first, second = site.handle(*fit(setup)), site.handle(*fit(setup))
@@ -277,17 +278,13 @@ def test_a_weight_of_the_servers_choice_is_refused(tmp_path: Path) -> None:
 
 
 def changed(name: str, value: int) -> Tamper:
-    """A reply in which a byte of a tensor is another."""
+    """A reply in which all bytes of a tensor are others."""
 
-    def tamper(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        if name not in message.tensors:
-            return head, body
-        tensors = {n: t.clone() for n, t in message.tensors.items()}
-        tensors[name].view(torch.uint8).flatten()[:] = value
-        return head, seal(Message(tensors, message.scalars))
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if name in tensors:
+            tensors[name].view(torch.uint8).flatten()[:] = value
 
-    return tamper
+    return with_tensors(change)
 
 
 def test_a_public_key_that_is_none_leaves_its_client_out(tmp_path: Path) -> None:
@@ -311,7 +308,7 @@ def test_a_spoiled_sum_is_noticed_and_never_averaged(tmp_path: Path, name: str) 
         rounds(setup, remote_of(letters, PATIENT))
 
 
-def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path: Path) -> None:
+def test_no_answer_to_the_last_step_leaves_its_client_out(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(secure_sum=SecureSum(colluders=0)), rounds=1)
     letters = Letters(setup, tmp_path)
 
@@ -344,7 +341,7 @@ def kept_of_sums(letters: Letters) -> dict[str, list[str]]:
     return found
 
 
-def test_secrets_of_a_finished_sum_are_gone_from_every_version_of_a_sites_state(tmp_path: Path) -> None:
+def test_secrets_of_a_finished_sum_are_gone_from_all_states(tmp_path: Path) -> None:
     setup, letters, remote = four(tmp_path, rounds=2)
     counts: list[int] = []
 
@@ -370,7 +367,7 @@ def test_secrets_of_a_finished_sum_are_gone_from_every_version_of_a_sites_state(
     assert kept_of_sums(letters) == {f"client-{number}": [] for number in range(4)}
 
 
-def test_what_is_left_of_an_unfinished_sum_goes_when_the_run_is_over(tmp_path: Path) -> None:
+def test_secrets_of_an_unfinished_sum_go_with_the_run(tmp_path: Path) -> None:
     setup, letters, remote = four(tmp_path, rounds=1)
     letters.tamper[2] = lambda kind, head, body: (b"", b"") if kind == "fit" else (head, body)
     rounds(setup, remote)

@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
+from confed.engines.perform import Setup
 from confed.engines.remote import server
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
@@ -27,19 +30,10 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.testing.toy import toy_setup
+from hostile_reply import with_tensors
 from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 # What is refused --------------------------------------------------------------------------------------------------
-
-
-def with_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Tamper:
-    def tamper(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        tensors = {name: tensor.clone() for name, tensor in message.tensors.items()}
-        change(tensors)
-        return head, seal(Message(tensors, message.scalars))
-
-    return tamper
 
 
 def not_a_number(tensors: dict[str, torch.Tensor]) -> None:
@@ -84,7 +78,7 @@ def foreign_head(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         (lambda kind, head, body: (b"\xff", body), "a head must be JSON"),
     ],
 )  # fmt: skip
-def test_a_bad_update_is_named_and_left_out_and_the_round_goes_on(tmp_path: Path, tamper: Tamper, says: str) -> None:
+def test_a_bad_update_is_named_and_left_out(tmp_path: Path, tamper: Tamper, says: str) -> None:
     setup = toy_setup(FedPer(), rounds=1)
     letters = Letters(setup, tmp_path)
     letters.tamper[1] = tamper
@@ -212,39 +206,48 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     assert {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.safetensors")} == kept
 
 
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        ({"seed": 3}, "the recipe"),
-        ({"algorithm": toy_setup(FedPer(accumulator="float64")).algorithm}, "the recipe"),
-    ],
-)  # fmt: skip
-def test_a_site_with_another_recipe_is_told_and_left_out(tmp_path: Path, other: dict[str, object], says: str) -> None:
-    setup = toy_setup(FedPer(), rounds=1)
-    letters = Letters(setup, tmp_path)
-    stranger = Site(replace(setup, **other), client_named(setup, "client-1"), tmp_path / "stranger")  # type: ignore
-    letters.sites[1] = stranger
-    remote = Remote(setup, letters, timeouts=QUICK)
-    assert [info.id for info in remote.sites.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
-    assert says in remote.sites.status["client-1"].note
-    assert says in str(stranger.problem)
-    assert rounds(setup, remote)[0].errors == {"client-1": "ConnectionError: the site is not connected"}
+def another_version(setup: Setup) -> Site:
+    site = Site(setup, client_named(setup, "client-1"), Path("another"))
+    site.fingerprint = replace(site.fingerprint, version="0.0.1")
+    return site
 
 
-def test_a_site_with_another_backbone_is_told(tmp_path: Path) -> None:
-    setup = toy_setup(FedAvg(), rounds=1)
+def another_recipe(setup: Setup, **other: Any) -> Site:
+    return Site(replace(setup, **other), client_named(setup, "client-1"), Path("another"))
 
-    def other() -> torch.nn.Module:
+
+def another_backbone(setup: Setup) -> Site:
+    def build() -> torch.nn.Module:
         model = setup.build()
         with torch.no_grad():
             model.get_parameter("stem.weight")[0, 0] += 1e-3
         return model
 
+    return another_recipe(setup, build=build)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "says"),
+    [
+        (another_version, "the version of confed"),
+        (partial(another_recipe, seed=3), "the recipe"),
+        (partial(another_recipe, algorithm=toy_setup(FedPer(accumulator="float64")).algorithm), "the recipe"),
+        (another_backbone, "such as those of its frozen backbone"),
+    ],
+    ids=["version", "seed", "method", "backbone"],
+)
+def test_a_site_of_another_run_is_told_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: Callable[[Setup], Site], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = toy_setup(FedPer(), rounds=1)
     letters = Letters(setup, tmp_path)
-    letters.sites[0] = Site(replace(setup, build=other), client_named(setup, "client-0"), tmp_path / "other")
+    letters.sites[1] = stranger(setup)
     remote = Remote(setup, letters, timeouts=QUICK)
-    remote.sites.gather(CLIENTS, wait=0.02)
-    assert "such as those of its frozen backbone" in remote.sites.status["client-0"].note
+    assert [info.id for info in remote.sites.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
+    assert says in remote.sites.status["client-1"].note
+    assert says in str(letters.sites[1].problem)
+    assert rounds(setup, remote)[0].errors == {"client-1": "ConnectionError: the site is not connected"}
 
 
 def test_two_sites_cannot_be_the_same_client(tmp_path: Path) -> None:
@@ -275,7 +278,7 @@ def test_a_site_that_is_late_is_left_out_and_catches_up(tmp_path: Path) -> None:
     assert same(rest[-1].servers, rounds(setup, Without(setup, "client-1", 1))[-1].servers)
 
 
-def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
+def test_a_killed_site_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=3)
     letters = Letters(setup, tmp_path)
     remote = remote_of(letters, PATIENT)
@@ -299,7 +302,7 @@ def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: 
     assert len(set(again)) == 3  # the second request was sent twice
 
 
-def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path: Path) -> None:
+def test_a_round_waits_for_the_minimum(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=2)
     letters = Letters(setup, tmp_path)
     remote = remote_of(letters, Timeouts(minimum=3, deadline=60, away=0.0, interval=1e-4))
@@ -321,7 +324,7 @@ def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path:
     assert same(second.servers, rounds(setup, InProcess(setup))[-1].servers)
 
 
-def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: Path) -> None:
+def test_a_run_ends_below_the_minimum_of_usable_replies(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=2)
     letters = Letters(setup, tmp_path)
     letters.tamper |= {0: with_tensors(not_a_number), 1: garbage}
@@ -384,7 +387,7 @@ def test_timeouts_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("answered", "late"), [(0.02, 0.006), (0.3, 0.04), (60.0, 0.25), (0.0, 0.0)])
-def test_short_answers_are_met_soon_and_long_ones_seldom_looked_for(
+def test_short_answers_are_met_soon_long_ones_seldom_sought(
     answered: float, late: float, monkeypatch: pytest.MonkeyPatch
 ):
     clock, looks = [100.0], 1

@@ -42,25 +42,9 @@ from confed.system.events import Event, SiteStates
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
 from confed.testing.toy import toy_setup
-from hostile_reply import COLD, Tamper, Tampering
+from hostile_reply import COLD, Tamper, Tampering, changing, lead, lines_of, with_header, with_scalars
 from led_recipe import SITES_OF, grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters, Without, remote_of, rounds, same
-from memory_transport import Tamper as PostTamper
-
-
-def with_header(header: object) -> Tamper:
-    """A body of this header alone."""
-    text = json.dumps(header).encode()
-    return lambda head, _: (head, len(text).to_bytes(8, "little") + text)
-
-
-def with_scalars(**scalars: object) -> Tamper:
-    def tamper(head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        return head, seal(Message(message.tensors, {**message.scalars, **scalars}))  # type: ignore[arg-type]
-
-    return tamper
-
 
 UNHASHABLE = with_header({"a": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}})
 MANY_EXTENTS = with_header({"a": {"dtype": "F32", "shape": [2**39] * 400, "data_offsets": [0, 4]}})
@@ -105,15 +89,14 @@ def test_no_reply_of_one_site_ends_the_run(tmp_path: Path, transport: str) -> No
         notes.append(event.sites["cold"].note if "cold" in event.sites else "")
 
     run_server(recipe, state, hostile, timeouts=Timeouts(minimum=2, interval=0.01), progress=watch)
-    lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
-    errors = [line["errors"] for line in lines if line["event"] == "round"]
+    errors = [line["errors"] for line in lines_of(tmp_path, "round")]
     assert [set(found) for found in errors] == [{"cold"}] * 3
     assert "must have one of the dtypes" in errors[0]["cold"]
     assert "a shape of at most 16 dimensions" in errors[1]["cold"]
     assert "the scalar 'rate' of 'fit' must be a number" in errors[2]["cold"]
     assert any("came without its weight" in note for note in notes)
     assert any("scalar's name is printable" in note for note in notes)
-    views = [line["global"] for line in lines if line["event"] == "evaluation"]
+    views = [line["global"] for line in lines_of(tmp_path, "evaluation")]
     assert [set(view) >= {"warm", "both"} for view in views] == [True] * 4
     assert ["cold" in view for view in views] == [False, False, True, True]
     assert modes == {0o700}
@@ -175,7 +158,7 @@ def test_scalars_are_those_that_the_method_declares(scalars: dict[str, object], 
     check_content(FedDC(), VQA(3), "fit", Message({}, {"loss": 1.5, "rate": 0.25}))
 
 
-def test_counts_look_as_the_task_says_whichever_site_speaks_first() -> None:
+def test_counts_look_as_the_task_says() -> None:
     task = Multilabel(2, thresholds=3)
     right = {f"global:{name}": torch.zeros(shape, dtype=torch.int64) for name, shape in task.count_shapes.items()}
     check_content(FedAvg(), task, "evaluate", Message(right))
@@ -216,7 +199,7 @@ def bodies() -> Iterator[tuple[str, object]]:
 
 
 @pytest.mark.parametrize(("name", "header"), list(bodies()), ids=[name for name, _ in bodies()])
-def test_a_long_header_is_refused_in_time_that_grows_with_its_length(name: str, header: object) -> None:
+def test_a_long_header_is_refused_in_linear_time(name: str, header: object) -> None:
     """A product of 150,000 extents took half a minute, in which the server answered nobody."""
     text = json.dumps(header).encode()
     body = len(text).to_bytes(8, "little") + text
@@ -233,24 +216,13 @@ def test_a_reply_head_and_what_is_said_of_a_reply_are_short(tmp_path: Path) -> N
     assert printable("\ud800\x1b[31m", 100) == "  [31m"
     recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_every=0")
     long = with_header({f"{n}{'x' * 900}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(1000)})
-    post = Tampering(post_of("flower", recipe, tmp_path), COLD, {"fit": [long]})
-    run_server(recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01))
+    lead(recipe, tmp_path, {"fit": [long]}, minimum=2)
     (line,) = (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()
     assert "tensors missing" in json.loads(line)["errors"]["cold"]
     assert len(line) < 2500
 
 
 # Hostile sites ----------------------------------------------------------------------------------------------------
-
-
-def reply_with(**scalars: object) -> PostTamper:
-    """A reply whose scalars are these in place of its own."""
-
-    def tamper(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        message = open_body(body, Limits(), {}, frozenset())
-        return head, seal(Message(message.tensors, {**message.scalars, **scalars}))  # type: ignore[arg-type]
-
-    return tamper
 
 
 @pytest.mark.parametrize(
@@ -264,7 +236,7 @@ def reply_with(**scalars: object) -> PostTamper:
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, loss: object, says: str) -> None:
     setup = toy_setup(FedPer(), rounds=1)
     letters = Letters(setup, tmp_path)
-    letters.tamper[1] = reply_with(loss=loss)
+    letters.tamper[1] = with_scalars(loss=loss)
     (record,) = rounds(setup, remote_of(letters))
     assert record.errors.keys() == {"client-1"}
     assert says in record.errors["client-1"]
@@ -280,7 +252,7 @@ def test_an_evaluation_that_is_none_is_left_out(tmp_path: Path, scalars: dict[st
 
     remote = Remote(setup, letters, timeouts=QUICK)
     remote.sites.gather(CLIENTS, wait=5)
-    letters.tamper[2] = reply_with(**scalars)
+    letters.tamper[2] = with_scalars(**scalars)
     simulation = Simulation(setup, MemoryStore(), remote, lenient=True)
     found = simulation.evaluate(simulation.start(InProcess(setup).workspace), 0, split="test")
     assert set(found["global"]) == {"client-0", "client-1"}
@@ -288,24 +260,17 @@ def test_an_evaluation_that_is_none_is_left_out(tmp_path: Path, scalars: dict[st
     assert any(part in note for part in ("must be a number", "came without its weight", "is no metric of the task"))
 
 
-def grown(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Activations that do not fit the server's layers."""
-    message = open_body(body, Limits(), {}, frozenset())
-    wide = {name: torch.cat([t, t], dim=-1) for name, t in message.tensors.items()}
-    return head, seal(Message(wide, message.scalars))
-
-
-def renamed(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-    message = open_body(body, Limits(), {}, frozenset())
-    return head, seal(Message({f"other/{name}": t for name, t in message.tensors.items()}, message.scalars))
+# Activations that do not fit the server's layers, and some of other names.
+GROWN = changing(lambda m: Message({n: torch.cat([t, t], dim=-1) for n, t in m.tensors.items()}, m.scalars), "step")
+RENAMED = changing(lambda m: Message({f"other/{n}": t for n, t in m.tensors.items()}, m.scalars), "step")
 
 
 @pytest.mark.parametrize("method", [SplitLearning(), BiCSL(), BiCSL(staleness=1)], ids=["split", "bicsl", "stale"])
-@pytest.mark.parametrize("tamper", [grown, renamed])
-def test_activations_that_do_not_fit_leave_their_client_out(tmp_path: Path, method: FedAvg, tamper: PostTamper) -> None:
+@pytest.mark.parametrize("tamper", [GROWN, RENAMED], ids=["grown", "renamed"])
+def test_activations_that_do_not_fit_leave_their_client_out(tmp_path: Path, method: FedAvg, tamper: Tamper) -> None:
     setup = toy_setup(method, rounds=1)
     letters = Letters(setup, tmp_path)
-    letters.tamper[0] = lambda kind, head, body: tamper(kind, head, body) if kind == "step" else (head, body)
+    letters.tamper[0] = tamper
     with pytest.warns(UserWarning, match="'client-0' is left out of the round: what it sent does not fit"):
         (record,) = rounds(setup, remote_of(letters))
     assert all(torch.isfinite(t.float()).all() for state in record.servers.values() for t in state.params.values())
@@ -363,7 +328,7 @@ class Unreadable:
     test = validation
 
 
-def test_errors_name_no_files_to_the_server_and_all_of_them_at_home(tmp_path: Path) -> None:
+def test_errors_name_files_at_the_site_only(tmp_path: Path) -> None:
     clients = {"client-0": Unreadable()}
     setup, said = toy_setup(FedAvg(), clients=clients), list[str]()  # type: ignore[arg-type]
     site = Site(setup, client_named(setup, "client-0"), tmp_path, progress=lambda event: said.append(event.text))
@@ -425,7 +390,7 @@ def test_the_end_of_a_run_is_told_to_every_site(tmp_path: Path) -> None:
     assert [to for to, kind, _, _ in letters.sent if kind == GOODBYE] == [0, 1]
 
 
-def test_replies_wait_in_the_folder_given_and_nothing_of_a_killed_process_stays(tmp_path: Path) -> None:
+def test_replies_wait_in_the_folder_given(tmp_path: Path) -> None:
     setup, spool = toy_setup(FedAvg(), rounds=1), tmp_path / "spool"
     (spool / "old").mkdir(parents=True)
     letters = Letters(setup, tmp_path)
@@ -446,7 +411,7 @@ def test_replies_wait_in_the_folder_given_and_nothing_of_a_killed_process_stays(
     assert not spool.exists()
 
 
-def test_a_site_that_comes_after_the_run_began_is_told_when_it_takes_part(tmp_path: Path) -> None:
+def test_a_site_that_comes_late_is_told_when_it_takes_part(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=1)
     letters = Letters(setup, tmp_path)
     late = letters.since.pop(2)

@@ -1,6 +1,5 @@
 """A method's own error while it handles one site's reply: that site is left out of the round, by name."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,19 +8,17 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.server import run_server
-from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_setup
-from led_recipe import grid_of, recipe_of
+from hostile_reply import lead, lines_of
+from led_recipe import recipe_of
 from memory_transport import CLIENTS, QUICK, Letters, Without, rounds, same
 from repository import SUPPORT
 
@@ -66,7 +63,7 @@ def led(setup: Setup, root: Path, bounds: Bounds | None = None) -> tuple[list[Ro
 
 
 @pytest.mark.parametrize("bounds", [None, Bounds()], ids=["one by one", "bounded"])
-def test_the_round_goes_on_without_the_site_whose_reply_was_in_hand(tmp_path: Path, bounds: Bounds | None) -> None:
+def test_a_round_goes_on_without_the_site_that_broke_it(tmp_path: Path, bounds: Bounds | None) -> None:
     setup = toy_setup(Fragile(), rounds=3)
     records, letters, remote = led(setup, tmp_path, bounds)
     assert [set(record.errors) for record in records] == [set(), {"client-1"}, set()]
@@ -110,7 +107,7 @@ class Session(Fragile):
         return self.aggregate(server, (yield calls))
 
 
-def test_where_there_can_be_no_second_attempt_the_run_ends_with_the_sites_name(tmp_path: Path) -> None:
+def test_without_a_second_attempt_the_run_ends_with_a_name(tmp_path: Path) -> None:
     says = "round 2 ended at the reply of 'client-1': Session could not handle its reply to 'fit': KeyError: 'rate'"
     with pytest.raises(RuntimeError, match=says) as caught:
         led(toy_setup(Session(), rounds=2), tmp_path)
@@ -128,23 +125,20 @@ class Fickle(Twice):
         )
 
 
-def test_a_method_that_asks_for_something_else_is_not_answered_with_old_replies(tmp_path: Path) -> None:
+def test_other_questions_are_not_answered_with_old_replies(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"round 2 ended at the reply of 'client-1'.* 'client-0' for something else"):
         led(toy_setup(Fickle(), rounds=2), tmp_path)
 
 
 def test_the_servers_command_leaves_the_site_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-    recipe, file = recipe_of("fedavg", "run.rounds=2", "run.evaluate_every=0"), tmp_path / "recipe.toml"
-    file.write_text(recipe.to_toml())
-    post, weigh = FlowerTransport(grid_of(file, tmp_path)), FedAvg.weight
+    weigh = FedAvg.weight
 
     def weight(self: FedAvg, reply: Reply) -> float:
         return weigh(self, reply) / (reply.client.id != "cold")
 
     monkeypatch.setattr(FedAvg, "weight", weight)
-    run_server(recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01))
-    lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
-    errors = [line["errors"] for line in lines if line["event"] == "round"]
+    lead(recipe_of("fedavg", "run.rounds=2", "run.evaluate_every=0"), tmp_path, minimum=2)
+    errors = [line["errors"] for line in lines_of(tmp_path, "round")]
     assert [set(found) for found in errors] == [{"cold"}] * 2
     assert "FedAvg could not handle its reply to 'fit': ZeroDivisionError" in errors[0]["cold"]

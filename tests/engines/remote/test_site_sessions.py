@@ -104,7 +104,7 @@ def as_simulated(records: list[RoundRecord], setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=NAMES)
-def test_a_session_gives_the_simulators_bits_and_the_state_of_calls_that_are_each_on_disk(
+def test_a_session_gives_the_simulators_bits_and_states(
     tmp_path: Path, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = setup_of(algorithm)
@@ -141,7 +141,7 @@ def test_a_killed_site_of_split_learning_keeps_the_bits(
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=NAMES)
-def test_a_new_process_for_every_call_does_at_most_two_calls_again(
+def test_a_new_process_does_at_most_two_calls_again(
     tmp_path: Path, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = setup_of(algorithm)
@@ -159,7 +159,7 @@ def test_a_new_process_for_every_call_does_at_most_two_calls_again(
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=NAMES)
 @pytest.mark.parametrize("limit", ["SNAPSHOT", pytest.param("LOGGED", marks=pytest.mark.slow)])
-def test_snapshots_in_a_session_change_no_bit_and_shorten_the_log(
+def test_snapshots_change_no_bit_and_shorten_the_log(
     tmp_path: Path, algorithm: Algorithm, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_session, limit, 0)
@@ -260,7 +260,7 @@ def talk(setup: Setup, root: Path, stop: int, name: str = "client-0") -> tuple[L
     return letters, asked
 
 
-def test_a_repeated_request_is_answered_with_the_same_bytes_and_done_once(tmp_path: Path) -> None:
+def test_a_repeated_request_is_done_once(tmp_path: Path) -> None:
     letters, asked = talk(setup_of(BiCSL()), tmp_path / "one", 7)
     site, log = letters.sites[0], tmp_path / "one" / "client-0" / "session"
 

@@ -20,6 +20,7 @@ from confed.report.figures.save import save_figures
 from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, series_styles
 from confed.results.history import seconds_until, validation_loss
 from confed.results.runs import RunResults, load
+from confed.results.stored import records_of
 from confed.results.summary import Summary
 from confed.results.views import View
 from synthetic_study import METHODS, make_run
@@ -118,7 +119,7 @@ def test_validation_loss_is_that_of_the_judged_models_on_validation_data() -> No
         line(1, "validation", **{"global": {"a": 9.0}, "personal": {"a": 1.0, "b": 2.0}}),
         line(2, "test", personal={"a": 0.1}),
     )
-    run = RunResults(Path("r"), "r", "R", 0, Summary({}), {}, evaluations=lines_of)
+    run = RunResults(Path("r"), "r", "R", 0, Summary({}), {}, records_of(lines_of))
     assert validation_loss(run) == {0: 3.0, 1: 1.5}
     deployed = replace(run, summary=Summary({"global_seen": {"a": 0.5}}, View.SEEN))
     assert validation_loss(deployed) == {0: 3.0, 1: 9.0}

@@ -35,7 +35,8 @@ def test_difference_is_said_where_bits_were_not_the_same(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"features": {"used": False, "reason": "run.features is 'off'"}}, {"features": USED | {"used": False}}]
+    "said",
+    [{}, {"features": {"used": False, "reason": "run.features.keep is 'off'"}}, {"features": USED | {"used": False}}],
 )
 def test_nothing_is_said_where_no_features_were_used(tmp_path: Path, said: dict[str, object]) -> None:
     study = load(with_features(tmp_path, said))

@@ -111,7 +111,7 @@ def test_the_page_speaks_of_labels(folder: Path) -> None:
 def test_curves_are_of_all_clients_together(folder: Path) -> None:
     study = load(folder)
     one = study.of("fedavg")[0]
-    lines = {line["round"]: line["pooled"] for line in one.evaluations}
+    lines = one.records.measured("pooled")
     assert judged_words(study) == "global"
     assert judged_curve(study, one) == {r: p["global"]["C-AP-binned"] for r, p in lines.items()}
     assert curve(one, "unseen") == {r: p["unseen/abroad"]["C-AP-binned"] for r, p in lines.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
 
+ClassPartition = Literal["client", "iid", "dirichlet"]
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KEYS = ("image", "label", "patient", "client", "split")
 

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from confed.data.examples import Examples
+from confed.data.options import DrawnOptions
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, Tags, colour_prior, objects, sample
 from confed.datasets.scenes.questions import ANSWERS, FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
 from confed.datasets.scenes.render import render_neutral, render_public, render_scene
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE, Range
 
 UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
 ROLES = ("train", "validation", "test")
@@ -34,34 +36,38 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """The resolved options of :func:`confed.datasets.scenes.scenes`; sizes are questions per client."""
+class Knobs(DrawnOptions):
+    """Options of :func:`confed.datasets.scenes.scenes`, resolved.
 
-    conflict: float = 0.5
+    Attributes:
+        clients_per_scene: clients of the preset "scene" in each scene that takes part. With more than one they are
+            called "transport-1" and so on, share the scene's style and things, and have colour frequencies and
+            pictures of their own.
+        shards: clients of the presets "scene", "domain" and "function" per scene, domain or function, alike but for
+            their pictures and each of full size; more of them do not change the first ones.
+        pools: answers of a client's own answer set: its most frequent training answers, at most so many. Examples
+            with another answer are left out. 0: all clients share one vocabulary. None takes the preset's: 100 for
+            "domain", "function" and "task", else 0. For "domain" and "function" 0 takes all clients' training answers,
+            of which a client sees its own alone, so that centralised training has a row.
+        annotators: simulated people who answer each question of the domains "blurred" and "abstract"; 0 for none.
+        types: what counts as a question's type: its family, or VQA's type of its answer: "yes/no", "number", "other".
+        own_answers: of the preset "scene": share of the answers, but "yes" and "no", that each scene gives in words of
+            its own, from 0 to 1. A client then knows many answers that nobody else gives, and training elsewhere
+            forgets them. Above 0 all six scenes take part, as nobody knows the words of a scene without a client.
+        questions_per_picture: questions that share a picture.
+    """
+
+    train: Annotated[int, AT_LEAST_ONE] = 400
+    validation: Annotated[int, AT_LEAST_ONE] = 400
+    test: Annotated[int, AT_LEAST_ONE] = 1000
     wording: bool = False
-    train: int = 400
-    validation: int = 400
-    test: int = 1000
-    unseen: tuple[str, ...] = ()
-    clients: int = 4
-    alpha: float = 0.5
-    questions_per_picture: int = 4
-    test_seed: int = 0
-    seed: int = 0
-    clients_per_scene: int = 1
-    shards: int = 1
-    pools: int | None = None
-    annotators: int = 10
-    types: str = "families"
-    own_answers: float = 0.0
-
-    def size(self, role: str) -> int:
-        """Questions per client in a role."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[role]
-
-    def seed_of(self, role: str) -> int:
-        """The seed that a role's examples depend on."""
-        return self.test_seed if role == "test" else self.seed
+    clients_per_scene: Annotated[int, AT_LEAST_ONE] = 1
+    shards: Annotated[int, AT_LEAST_ONE] = 1
+    pools: Annotated[int | None, NOT_NEGATIVE] = None
+    annotators: Literal[0, 10] = 10
+    types: Literal["families", "answers"] = "families"
+    own_answers: Annotated[float, SHARE] = 0.0
+    questions_per_picture: Annotated[int, Range(1, len(FAMILIES))] = 4
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
-from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
+from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates, SiteStatus, from_json, to_json
 from confed.system.folder_lock import exclusive
 
 ENDING = 30.0
@@ -165,6 +165,7 @@ def _root(workspace: Workspace) -> Path:
     return Path(workspace.get_root_dir()).resolve()
 
 
+NEWS = "progress.jsonl"  # file with the events of a run, a line each
 OFTEN = 0.5  # seconds between two versions of what the sites are doing
 
 
@@ -177,17 +178,12 @@ class StatusFile:
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, event: Event) -> None:
-        """Progress callback: notes and steps of the run as lines of files, of the sites' states the newest only."""
+        """Progress callback: the run's news as lines of a file, of the sites' states the newest only."""
         if isinstance(event, SiteStates):
             self._write_sites(event.sites)
-        elif isinstance(event, Note):
-            self._append("notes.txt", " ".join(event.text.split()))
-        elif isinstance(event, RunProgress | Caution):
-            self._append("progress.jsonl", json.dumps(to_json(event)))
-
-    def _append(self, name: str, line: str) -> None:
-        with (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        elif isinstance(event, Note | RunProgress | Caution):
+            with (self._folder / NEWS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(to_json(event)) + "\n")
 
     def _write_sites(self, sites: Mapping[str, SiteStatus]) -> None:
         """Writes the sites' states, at most twice a second."""
@@ -213,27 +209,24 @@ class StatusReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        files = [folder / name for name in ("progress.jsonl", "notes.txt")]
-        self._read = {path: path.stat().st_size if path.is_file() else 0 for path in files}
+        self._read = (folder / NEWS).stat().st_size if (folder / NEWS).is_file() else 0
 
-    def steps(self) -> list[RunProgress | Caution | Note]:
-        """The steps of the run since the last call."""
-        return [from_json(json.loads(line)) for line in self._news("progress.jsonl")]
-
-    def notes(self) -> list[str]:
-        """The notes since the last call."""
-        return [line.decode() for line in self._news("notes.txt")]
-
-    def _news(self, name: str) -> list[bytes]:
-        path = self._folder / name
-        if not path.is_file():
+    def news(self) -> list[RunProgress | Caution | Note]:
+        """What happened since the last call."""
+        if not (self._folder / NEWS).is_file():
             return []
-        with path.open("rb") as file:
-            file.seek(self._read[path])
+        with (self._folder / NEWS).open("rb") as file:
+            file.seek(self._read)
             data = file.read()
         whole = data.rfind(b"\n") + 1
-        self._read[path] += whole
-        return data[:whole].splitlines()
+        self._read += whole
+        return [from_json(json.loads(line)) for line in data[:whole].splitlines()]
+
+    def tell(self, progress: Progress) -> None:
+        """Hands on the notes since the last call."""
+        for event in self.news():
+            if isinstance(event, Note):
+                progress(event)
 
     def sites(self) -> dict[str, SiteStatus]:
         """What the sites were doing last."""

@@ -23,7 +23,10 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from confed.deployment.flare.job import ENDING, ServerSettings, SiteSettings, StatusReader, write_settings
-from confed.deployment.flare.provision import ADMIN, ORGANISATION, close_kit
+from confed.deployment.flare.provision import ADMIN, ORGANISATION, close_kit, provision_flare
+from confed.deployment.manifest import accept, check_signed
+from confed.deployment.provision import SITES, Federation, read_sites
+from confed.deployment.transports import HOST, PORT, FederationTransport, Joining, Leading, Signature
 from confed.engines.flare.transport import MEMBER, SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.evaluation_policy import EvaluationPolicy
@@ -277,7 +280,7 @@ class JobSupervisor:
                 return f"site {self._clients[stray]} is there and does not run the job"
 
     def _report(self) -> None:
-        for event in self._bulletin.steps():
+        for event in self._bulletin.news():
             if self._fell is not None:
                 self._progress(Note(f"going on {time.monotonic() - self._fell:.1f} s after the job's end was noticed"))
                 self._fell = None
@@ -322,57 +325,87 @@ class JobSupervisor:
         self._admin = None
 
 
-def join(
-    recipe: Recipe,
-    kit: Path,
-    private: Path,
-    stop: threading.Event,
-    *,
-    site: str | None = None,
-    epsilon: float | None = None,
-    evaluations: str | None = None,
-    once: bool = False,
-    patience: float = 3600.0,
-    progress: Progress = ignore,
-) -> None:
-    """Participation in a federation over FLARE until told to stop.
+class FlareFederation:
+    """FLARE's server and clients, in processes that ours watch."""
 
-    Where FLARE's client does not start, a RuntimeError has the end of its output. The workspace's folder ``run`` is
-    locked meanwhile, and a job's process locks the private folder: a ValueError says which other process has one.
-    """
-    name, server = _client_and_server(kit)
-    run = kit / "run"
-    with ExitStack() as held:
-        held.enter_context(exclusive(run))
-        with exclusive(private, ENDING):
-            pass  # a job's process locks it; who works there already is said before FLARE starts
-        if evaluations is not None:
-            EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
-        private.mkdir(parents=True, exist_ok=True)
-        private.chmod(0o700)
-        if (missing := missing_class(kit)) is not None:
-            progress(Note(missing))
-        run.mkdir(exist_ok=True)
-        write_atomically(run / "recipe.toml", recipe.to_toml().encode())
-        settings = SiteSettings(
-            "run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations
-        )
-        write_settings(settings, kit)
-        log, news = run / "flare.log", StatusReader(run)
-        news.begin()
-        client = held.enter_context(supervised(flare_command(kit, "client", f"uid={name}"), log))
-        busy = time.monotonic()
-        progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
-        # The end of a job's process before its job's would be a failure of the job.
-        while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):
-            client.check()
-            busy = time.monotonic() if not once or client.jobs() else busy
-            if time.monotonic() - busy >= patience:
-                raise RuntimeError(f"no run at {server} for {patience:g} s: it may be over")
-            for text in news.notes():
-                progress(Note(text))
-        for text in news.notes():
-            progress(Note(text))
+    def provision(self, root: Path, federation: Federation) -> None:
+        provision_flare(root, federation)
+
+    def lead(self, recipe: Recipe, leading: Leading, progress: Progress) -> dict[str, Any]:
+        kit, timeouts, bounds = leading.kit, leading.timeouts, leading.bounds
+        if leading.insecure or (leading.host, leading.port) != (HOST, PORT):
+            raise ValueError("with --engine flare the kit sets address and port, and TLS is always on")
+        if leading.deliver:
+            raise ValueError("--deliver is for Flower; with --engine flare the same command hands out the final models")
+        if kit is None or not (kit / "startup" / "fed_server.json").is_file():
+            raise ValueError(
+                "with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it"
+            )
+        kit = kit.resolve()
+        settings = ServerSettings(
+            recipe="run/recipe.toml", state=str(leading.state.resolve()), bulletin="run",
+            sites=read_sites(leading.sites or kit / SITES), minimum=timeouts.minimum, deadline=timeouts.deadline,
+            away=timeouts.away, wait=leading.wait, whole=leading.whole, update_bound=bounds.update,
+            weight_bound=bounds.weight,
+        )  # fmt: skip
+        return serve(recipe, kit, settings, progress=progress)
+
+    def signature(self, joining: Joining, recipe: str, card: Path | None, unsigned: bool) -> Signature | None:
+        if joining.insecure or joining.ca is not None:
+            raise ValueError("with --engine flare the kit sets the server and its certificate, and TLS is always on")
+        if unsigned or not (joining.kit / "startup" / "fed_client.json").is_file():  # no kit, which join says
+            return None
+        return check_signed(joining.kit, joining.kit / "startup" / "rootCA.pem", recipe, card, joining.site)
+
+    def join(
+        self,
+        recipe: Recipe,
+        joining: Joining,
+        signature: Signature | None,
+        stop: threading.Event,
+        progress: Progress = ignore,
+    ) -> bool:
+        """The kit's folder ``run`` is locked meanwhile, and a job's process locks the private folder."""
+        kit, private = joining.kit.resolve(), joining.private
+        name, server = _client_and_server(kit)
+        run = kit / "run"
+        with ExitStack() as held:
+            held.enter_context(exclusive(run))
+            with exclusive(private, ENDING):
+                # A job's process locks it; who works there already is said before FLARE starts.
+                if signature is not None:
+                    accept(private, *signature)
+            if joining.evaluations is not None:
+                EvaluationPolicy.parse(joining.evaluations)  # here, and not in the process that FLARE starts
+            private.mkdir(parents=True, exist_ok=True)
+            private.chmod(0o700)
+            if (missing := missing_class(kit)) is not None:
+                progress(Note(missing))
+            run.mkdir(exist_ok=True)
+            write_atomically(run / "recipe.toml", recipe.to_toml().encode())
+            settings = SiteSettings(
+                "run/recipe.toml", str(private.resolve()), joining.site or None, epsilon=joining.epsilon,
+                evaluations=joining.evaluations,
+            )  # fmt: skip
+            write_settings(settings, kit)
+            log, news = run / "flare.log", StatusReader(run)
+            news.begin()
+            client = held.enter_context(supervised(flare_command(kit, "client", f"uid={name}"), log))
+            busy = time.monotonic()
+            progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
+            # The end of a job's process before its job's would be a failure of the job.
+            while not stop.wait(0.5) and not (joining.once and news.outcome() and not client.jobs()):
+                client.check()
+                busy = time.monotonic() if not joining.once or client.jobs() else busy
+                if time.monotonic() - busy >= joining.patience:
+                    raise RuntimeError(f"no run at {server} for {joining.patience:g} s: it may be over")
+                news.tell(progress)
+            news.tell(progress)
+        return True
+
+    def commands(self, port: int) -> tuple[str, str]:
+        """The kits know the port."""
+        return "--engine flare --state state --tls .", "--engine flare --kit . --once"
 
 
 def _client_and_server(kit: Path) -> tuple[str, str]:
@@ -398,3 +431,6 @@ def missing_class(kit: Path) -> str | None:
         f"deprecated: class_allow_list in {path} has names of confed 0.1 only, which jobs of the next release do not "
         f"use; add {MEMBER!r} to it"
     )
+
+
+TRANSPORT: FederationTransport = FlareFederation()

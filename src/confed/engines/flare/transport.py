@@ -120,6 +120,9 @@ class FlareTransport:
             self._arrived.clear()
         return True
 
+    def set_max_reply_bytes(self, largest: int) -> None:
+        """FLARE hands on what has come whole."""
+
     def forget(self, sent: str) -> None:
         with self._turn:
             self._waited.discard(sent)

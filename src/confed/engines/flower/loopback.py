@@ -7,13 +7,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from confed.engines.flower.grid import OneRunGrid
-from confed.engines.flower.private_api import (
-    NodeInfo,
-    ProtoMessage,
-    TaskIdentity,
-    message_from_proto,
-    message_to_proto,
-)
+from confed.engines.flower.private_api import NodeInfo, ProtoMessage, TaskIdentity, message_from_proto, message_to_proto
 from confed.engines.flower.transport import client_app
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named

@@ -17,7 +17,7 @@ from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,  # grid: owner of the nodes, without accounts
     NOOP_FLWR_AID,  # grid: owner of nodes and run, without accounts
     SUPERLINK_NODE_ID,  # grid: source of the server's messages
-    TIMESTAMP_HEADER,  # fleet_api, probe: header with the time that is signed
+    TIMESTAMP_HEADER,  # fleet_api, supernode: header with the time that is signed
     ErrorCode,  # grid, supernode: codes of error replies
 )
 from flwr.common.serde import (
@@ -26,22 +26,26 @@ from flwr.common.serde import (
 )
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,  # fleet_api, supernode: public key and heartbeat interval
-    ActivateNodeResponse,  # fleet_api: number of the node
+    ActivateNodeResponse,  # fleet_api, supernode: number of the node
     DeactivateNodeRequest,  # supernode: number of the node
+    DeactivateNodeResponse,  # supernode: empty
     PullMessagesRequest,  # fleet_api, grid, supernode: the node
     PullMessagesResponse,  # fleet_api, grid, supernode: messages and their trees of objects
     PushMessagesRequest,  # fleet_api, grid, supernode: node, messages, trees of objects, run time
-    PushMessagesResponse,  # fleet_api, grid: results, objects that are missing, session
+    PushMessagesResponse,  # fleet_api, grid, supernode: results, objects that are missing, session
 )
 from flwr.proto.heartbeat_pb2 import (
     SendNodeHeartbeatRequest,  # supernode: node and interval
+    SendNodeHeartbeatResponse,  # supernode: whether the server knows the node
 )
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,  # fleet_api, grid: node and number of the message
-    ConfirmMessageReceivedResponse,  # fleet_api, grid: empty
+    ConfirmMessageReceivedRequest,  # fleet_api, grid, supernode: node and number of the message
+    ConfirmMessageReceivedResponse,  # fleet_api, grid, supernode: empty
     ObjectTree,  # objects: number of an object and its children
-    PushObjectRequest,  # fleet_api, grid: node, session, number and content of an object
-    PushObjectResponse,  # fleet_api, grid: whether the object was stored
+    PullObjectRequest,  # supernode: node and number of an object
+    PullObjectResponse,  # supernode: whether there is one, and its content
+    PushObjectRequest,  # fleet_api, grid, supernode: node, session, number and content of an object
+    PushObjectResponse,  # fleet_api, grid, supernode: whether the object was stored
 )
 from flwr.proto.message_pb2 import (
     Message as ProtoMessage,  # loopback, objects: bytes of a message, and its content
@@ -55,14 +59,13 @@ from flwr.server.superlink.linkstate import (
     LinkStateFactory,  # fleet_api, grid: a state in memory with an object store of ours
 )
 from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,  # fleet_api, probe: header with a node's public key
-    FLEET_HTTP_SIGNATURE_HEADER,  # fleet_api, probe: header with the signature of the time
+    FLEET_HTTP_PUBLIC_KEY_HEADER,  # fleet_api, supernode: header with a node's public key
+    FLEET_HTTP_SIGNATURE_HEADER,  # fleet_api, supernode: header with the signature of the time
     FLWR_IN_MEMORY_DB_NAME,  # grid: state and store without a database
     NOOP_FEDERATION_ID,  # grid: federation of the run
     TaskType,  # grid: kind of the run's task
 )
 from flwr.supercore.error import (
-    FlowerError,  # supernode: message of an error response
     http_error_translator,  # fleet_api: middleware that turns Flower's errors into responses
 )
 from flwr.supercore.inflatable.inflatable_object import (
@@ -75,19 +78,9 @@ from flwr.supercore.inflatable.inflatable_object import (
     is_valid_sha256_hash,  # objects: whether a number is one of an object
     no_object_id_recompute,  # grid, supernode: hashes every object of a message once
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,  # supernode: call that confirms a message
-    make_pull_object_fn_protobuf,  # supernode: call that fetches an object
-    make_push_object_fn_protobuf,  # supernode: call that sends an object
-)
 from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,  # grid, supernode: a message from the bytes of its objects
-    pull_objects,  # supernode: fetches the objects of a message
-    push_objects,  # supernode: sends the objects of a reply
     validate_object_content,  # objects: an object has a head and its length
-)
-from flwr.supercore.interceptors import (
-    RuntimeVersionHttpInterceptor,  # supernode: headers with Flower's version
 )
 from flwr.supercore.object_store import (
     NoObjectInStoreError,  # objects: an object that was not announced
@@ -96,8 +89,8 @@ from flwr.supercore.object_store import (
 )
 from flwr.supercore.primitives.asymmetric import (
     bytes_to_public_key,  # fleet_api: a node's public key from PEM
-    public_key_to_bytes,  # probe, supernode: a public key as PEM
-    sign_message,  # probe: signature of the time
+    public_key_to_bytes,  # supernode: a public key as PEM
+    sign_message,  # supernode: signature of the time
     verify_signature,  # fleet_api: whether the key of the header signed the time
 )
 from flwr.supercore.protobuf.routing import (
@@ -125,10 +118,4 @@ from flwr.superlink.routers.fleet.router import (
 from flwr.superlink.servicer.fleet.fleet_handlers import (
     activate_node,  # fleet_api: answer of Flower's to a node that connects
     pull_messages,  # fleet_api, grid: a node's next message without its content, marked as delivered
-)
-from flwr.supernode.fleet_http_client import (
-    FleetHttpClient,  # supernode: calls of the Fleet API, and the httpx client in _client
-)
-from flwr.supernode.node_auth_http_interceptor import (
-    NodeAuthHttpInterceptor,  # supernode: headers with key, time and signature
 )

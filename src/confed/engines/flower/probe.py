@@ -3,7 +3,6 @@
 import socket
 import ssl
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,17 +10,9 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common import now
 
 from confed.engines.flower.fleet_api import ABOUT
-from confed.engines.flower.private_api import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    public_key_to_bytes,
-    sign_message,
-)
-from confed.engines.flower.supernode import proxy_of
+from confed.engines.flower.supernode import proxy_of, signed_headers
 
 TOLERANCE = 300.0  # seconds by which clocks may differ: older signatures are refused
 
@@ -53,12 +44,6 @@ def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> floa
 
 def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None, wait: float = 10.0) -> About:
     """A server's answer about itself: its versions of confed and Flower, and its clock."""
-    timestamp = now().isoformat()
-    headers = {
-        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
-        TIMESTAMP_HEADER: timestamp,
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
-    }
     scheme = "http" if ca is None else "https"
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{ABOUT}"
     began = time.time()
@@ -66,7 +51,7 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
         _errors(host, scheme),
         httpx.Client(verify=True if ca is None else ssl.create_default_context(cafile=str(ca))) as client,
     ):
-        reply = client.post(address, content=b"", headers=headers, timeout=wait)
+        reply = client.post(address, content=b"", headers=signed_headers(key), timeout=wait)
     middle = (began + time.time()) / 2
     if reply.status_code == httpx.codes.FORBIDDEN:
         raise PermissionError("the server's list has no such key")

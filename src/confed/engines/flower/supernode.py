@@ -2,16 +2,19 @@
 
 Flower's own SuperNode fetches the application that it runs from the server, with all its code, and starts a process for
 every message. This one runs the application that it is given, which is installed at the site, and stays: it dials out,
-asks for messages, and when the connection breaks it dials again. Nothing that the server sends is ever code.
+asks for messages, and when the connection breaks it dials again. Nothing that the server sends is ever code. Requests
+are signed; responses are of bounded size, from the requested address only and uncompressed.
 """
 
 import math
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -26,42 +29,50 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import now
 
 from confed.engines.flower.long_polls import WAIT
 from confed.engines.flower.objects import INLINE, PIECE, attach, check_expansion, detach, most_pieces, pieces_of
 from confed.engines.flower.private_api import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
     HEARTBEAT_MIN_INTERVAL,
+    TIMESTAMP_HEADER,
     ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
     DeactivateNodeRequest,
+    DeactivateNodeResponse,
     ErrorCode,
-    FleetHttpClient,
-    FlowerError,
     InflatableObject,
     Node,
-    NodeAuthHttpInterceptor,
     PullMessagesRequest,
     PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
     PushMessagesRequest,
-    RuntimeVersionHttpInterceptor,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
     SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
     get_all_nested_objects,
     get_object_tree,
     inflate_object_from_contents,
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
     message_from_proto,
     message_to_proto,
     no_object_id_recompute,
     public_key_to_bytes,
-    pull_objects,
-    push_objects,
     remove_content_from_message,
+    sign_message,
 )
 from confed.engines.remote.protocol import printable, redact
 from confed.system.events import Note, Progress, ignore
 
 SOON = 0.02  # seconds from a reply to the next question to a server that answers at once where it has no message
+PROTOBUF = "application/protobuf"
+Response = TypeVar("Response")
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -90,6 +101,63 @@ def read_public(text: str) -> bytes:
     return public_key_to_bytes(key)
 
 
+def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Headers with a site's public key and its signature of the time."""
+    timestamp = now().isoformat()
+    return {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        TIMESTAMP_HEADER: timestamp,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
+    }
+
+
+class LostConnection(Exception):
+    """The server has forgotten the connection, or sends what it should not."""
+
+
+class CallRefused(Exception):
+    """The server's answer is no success."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"the server says {status} {printable(text, 200)}".strip())
+        self.status = status
+
+
+class FleetClient(httpx.Client):
+    """Calls of the Fleet API, signed by a site."""
+
+    def __init__(self, server: str, key: ec.EllipticCurvePrivateKey, root: bytes | None) -> None:
+        trusted: ssl.SSLContext | bool = True
+        if root is not None:
+            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            trusted.load_verify_locations(cadata=root.decode("ascii"))
+        super().__init__(
+            base_url=f"{'http' if root is None else 'https'}://{server}/v1/fleet/", verify=trusted, timeout=30.0,
+            headers={"accept-encoding": "identity", "content-type": PROTOBUF, "accept": PROTOBUF},
+        )  # fmt: skip
+        self._key = key
+
+    def call(self, path: str, request: Any, kind: type[Response], **headers: str) -> Response:
+        """The response to a protobuf message."""
+        headers = {**signed_headers(self._key), **headers}
+        content, body = request.SerializeToString(deterministic=True), bytearray()
+        with self.stream("POST", path, content=content, headers=headers) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise LostConnection("the server sent a packed response")
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > PIECE:
+                    raise LostConnection(f"the server sent a response of more than {PIECE} bytes")
+        if not response.is_success:
+            raise CallRefused(response.status_code, body.decode(errors="replace"))
+        parsed: Any = kind()
+        try:
+            parsed.ParseFromString(bytes(body))
+        except Exception as error:
+            raise LostConnection("the server sent what is no protobuf message") from error
+        return parsed
+
+
 class SuperNode:
     """A connection that is opened again whenever it breaks."""
 
@@ -115,8 +183,8 @@ class SuperNode:
         while not stop.is_set():
             connected = False
             try:
-                with self._client() as client:
-                    node = self._enter(client)
+                with self.client() as client:
+                    node = self.enter(client)
                     self._progress(Note(f"connected to {self._server}"))
                     pause, last_error, connected = 1.0, "", True
                     self._answer(client, node, app, stop)
@@ -131,24 +199,15 @@ class SuperNode:
                 pause = min(2 * pause, 10.0)
         return ""
 
-    def _client(self) -> FleetHttpClient:
-        client = _Bounded.from_server_address(
-            self._server,
-            self._root is None,
-            self._root,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(self._key, self._key.public_key()),
-            ],
-        )
-        client.wait_for_messages(self._interval)
-        return client
+    def client(self) -> FleetClient:
+        return FleetClient(self._server, self._key, self._root)
 
-    def _enter(self, client: FleetHttpClient) -> Node:
+    def enter(self, client: FleetClient) -> Node:
+        """The node of the server's that is this site's."""
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-        return Node(node_id=client.ActivateNode(request).node_id)
+        return Node(node_id=client.call("activate-node", request, ActivateNodeResponse).node_id)
 
-    def _answer(self, client: FleetHttpClient, node: Node, app: ClientApp, stop: threading.Event) -> None:
+    def _answer(self, client: FleetClient, node: Node, app: ClientApp, stop: threading.Event) -> None:
         quiet, lost = threading.Event(), threading.Event()
         heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
         heart.start()
@@ -156,9 +215,10 @@ class SuperNode:
         try:
             while not stop.is_set():
                 if lost.is_set():
-                    raise _Lost("the server does not know this connection any more")
+                    raise LostConnection("the server does not know this connection any more")
                 began = time.monotonic()
-                came = client.PullMessages(PullMessagesRequest(node=node))
+                waits = {WAIT: f"{self._interval:g}"}
+                came = client.call("pull-messages", PullMessagesRequest(node=node), PullMessagesResponse, **waits)
                 if came.messages_list:
                     message, whole = self._fetch(client, node, came)
                     inline |= whole  # a server that sends pieces inside of messages takes them, too
@@ -171,44 +231,58 @@ class SuperNode:
             quiet.set()
             heart.join(timeout=10)
             with suppress(Exception):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+                client.call("deactivate-node", DeactivateNodeRequest(node_id=node.node_id), DeactivateNodeResponse)
 
     def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
         """Heartbeat of this site while it computes, on a separate connection."""
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-        with self._client() as client:
+        with self.client() as client:
             while not quiet.wait(HEARTBEAT_MIN_INTERVAL / 3):
                 try:
-                    if not client.SendNodeHeartbeat(request).success:
+                    if not client.call("send-node-heartbeat", request, SendNodeHeartbeatResponse).success:
                         lost.set()
                 except Exception:
                     continue  # asking for messages finds out what it means
 
-    def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> tuple[Message, bool]:
+    def _fetch(self, client: FleetClient, node: Node, came: PullMessagesResponse) -> tuple[Message, bool]:
         """A message with its content, and whether it came with all its pieces."""
         try:
             inline = detach(came.messages_list[0])
             bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
             pieces, run = pieces_of(tree, self._most), bare.metadata.run_id
         except Exception as error:  # whatever a server may have sent in its place
-            raise _Lost(f"the server sent what is no message: {error}") from error
-        pull = _Counted(make_pull_object_fn_protobuf(client.PullObject, node, run), self._largest)
+            raise LostConnection(f"the server sent what is no message: {error}") from error
         if whole := inline.keys() == set(pieces):
             contents = inline
         else:
-            contents = pull_objects(list(pieces), pull)
-            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
+            contents = self._pull(client, node, run, pieces)
+            received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id)
+            client.call("confirm-message-received", received, ConfirmMessageReceivedResponse)
         try:
             check_expansion(contents, self._largest)
             message = inflate_object_from_contents(tree.object_id, contents)
         except Exception as error:
-            raise _Lost(f"the server sent what is no message: {error}") from error
+            raise LostConnection(f"the server sent what is no message: {error}") from error
         if not isinstance(message, Message):
-            raise _Lost(f"the server sent a {type(message).__name__}, which is no message")
+            raise LostConnection(f"the server sent a {type(message).__name__}, which is no message")
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message, whole
 
-    def _reply(self, client: FleetHttpClient, node: Node, app: ClientApp, message: Message, inline: bool) -> None:
+    def _pull(self, client: FleetClient, node: Node, run: int, pieces: Sequence[str]) -> dict[str, bytes]:
+        """The pieces of a message, until they are together more than it may have."""
+        contents, left = dict[str, bytes](), self._largest
+        for piece in pieces:
+            request = PullObjectRequest(node=node, run_id=run, object_id=piece)
+            came = client.call("pull-object", request, PullObjectResponse)
+            if not came.object_found or not came.object_available:
+                raise LostConnection("the server has no such piece of its message")
+            contents[piece] = came.object_content
+            left -= len(came.object_content)
+            if left < 0:
+                raise LostConnection("the server sent a message of more bytes than this run's have")
+        return contents
+
+    def _reply(self, client: FleetClient, node: Node, app: ClientApp, message: Message, inline: bool) -> None:
         began, run = time.perf_counter(), message.metadata.run_id
         try:
             reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
@@ -222,17 +296,18 @@ class SuperNode:
             bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
             if inline and not reply.has_error() and (pieces := _small(parts)) is not None:
                 attach(bare, pieces)
-            answer = client.PushMessages(
-                PushMessagesRequest(
-                    node=node,
-                    messages_list=[bare],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
+            request = PushMessagesRequest(
+                node=node, messages_list=[bare], message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[seconds],
+            )  # fmt: skip
+            answer = client.call("push-messages", request, PushMessagesResponse)
+            for piece in answer.objects_to_push:
+                content = parts[piece].deflate()
+                push = PushObjectRequest(
+                    node=node, run_id=run, object_id=piece, object_content=content, session_id=answer.session_id
                 )
-            )
-            if wanted := set(answer.objects_to_push):
-                push = make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id)
-                push_objects(parts, push, object_ids_to_push=wanted)
+                if not client.call("push-object", push, PushObjectResponse).stored:
+                    raise LostConnection("the server did not take a piece of the reply")
 
 
 def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:
@@ -244,64 +319,6 @@ def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:
         if room < 0:
             return None
     return pieces
-
-
-class _Bounded(FleetHttpClient):
-    """Flower's client with responses of bounded size, from the requested address only and uncompressed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._client.follow_redirects = False
-        self._client.headers["accept-encoding"] = "identity"
-        self._client.event_hooks = {"response": [_bound]}  # called before anything of the content is read
-
-    def wait_for_messages(self, seconds: float) -> None:
-        """Lets questions for messages wait at the server for so long."""
-        self._client.headers[WAIT] = f"{seconds:g}"
-
-
-class _Short(httpx.SyncByteStream):
-    """A response's content, up to the size of a piece."""
-
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        came = 0
-        for chunk in self._stream:
-            came += len(chunk)
-            if came > PIECE:
-                raise _Lost(f"the server sent a response of more than {PIECE} bytes")
-            yield chunk
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-def _bound(response: httpx.Response) -> None:
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise _Lost("the server sent a packed response")
-    if isinstance(response.stream, httpx.SyncByteStream):
-        response.stream = _Short(response.stream)
-
-
-class _Counted:
-    """Fetches pieces until they are together more than a message may have."""
-
-    def __init__(self, pull: Callable[[str], bytes], largest: int) -> None:
-        self._pull, self._left, self._lock = pull, largest, threading.Lock()
-
-    def __call__(self, number: str) -> bytes:
-        content = self._pull(number)
-        with self._lock:
-            self._left -= len(content)
-            if self._left < 0:
-                raise _Lost("the server sent a message of more bytes than this run's have")
-        return content
-
-
-class _Lost(Exception):
-    """The server has forgotten the connection, or sends what it should not."""
 
 
 def proxy_of(host: str, scheme: str = "https") -> str:
@@ -319,12 +336,12 @@ def proxy_of(host: str, scheme: str = "https") -> str:
 
 def _reason(error: Exception, proxy: str = "") -> str:
     """Explanation of an error to the person at the site, with the proxy on the way there."""
-    if isinstance(error, httpx.HTTPStatusError):
-        told = FlowerError.from_json(error.response.text)
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+    if isinstance(error, CallRefused):
+        if error.status == httpx.codes.UNAUTHORIZED:
             return "the server does not accept this site's signature; is its clock right?"
-        if error.response.status_code == httpx.codes.FORBIDDEN:
+        if error.status == httpx.codes.FORBIDDEN:
             return "this site's key is not on the server's list"
-        return f"the server says {error.response.status_code if told is None else printable(told.message, 200)}"
-    text = printable((str(error) if isinstance(error, _Lost) else f"{type(error).__name__} {error}").strip(), 500)
+        return str(error)
+    text = str(error) if isinstance(error, LostConnection) else f"{type(error).__name__} {error}".strip()
+    text = printable(text, 500)
     return f"{text}; {proxy}" if proxy and isinstance(error, httpx.TransportError) else text

@@ -9,15 +9,15 @@ site to judge.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Protocol, runtime_checkable
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from confed.engines.flower.grid import SuperLinkGrid
 from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Request, seal
-from confed.engines.remote.sites import Bounded, Connection, Waiting
+from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message as Content
 
 _KINDS = {HELLO: "query.hello"}
@@ -58,6 +58,7 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid, names: Mapping[bytes, str] | None = None) -> None:
         self._grid, self._names = grid, names
+        self._own = grid if isinstance(grid, SuperLinkGrid) else None  # else Flower's, which has fewer methods
 
     def connections(self) -> Mapping[int, Connection]:
         connected: dict[int, Connection] = {}
@@ -84,25 +85,18 @@ class FlowerTransport:
         return None
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`confed.engines.remote.sites.Waiting`; a grid of Flower's own does not tell what arrives."""
-        return isinstance(self._grid, Waiting) and self._grid.wait(seconds)
+        """A grid of Flower's own does not tell what arrives."""
+        return self._own is not None and self._own.wait(seconds)
 
     def set_max_reply_bytes(self, largest: int) -> None:
-        """See :class:`confed.engines.remote.sites.Bounded`; a grid of Flower's own has its own bounds."""
-        if isinstance(self._grid, Bounded):
-            self._grid.set_max_reply_bytes(largest)
+        """A grid of Flower's own has its own bounds."""
+        if self._own is not None:
+            self._own.set_max_reply_bytes(largest)
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Transport`; Flower's own grids drop messages that expire."""
-        if isinstance(self._grid, Forgetful):
-            self._grid.forget(sent)
-
-
-@runtime_checkable
-class Forgetful(Protocol):
-    """A grid that can drop a message before its time is over."""
-
-    def forget(self, number: str) -> None: ...
+        """Flower's own grids drop messages that expire."""
+        if self._own is not None:
+            self._own.forget(sent)
 
 
 def client_app(

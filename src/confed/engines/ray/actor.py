@@ -104,7 +104,7 @@ class ClientActor(NodeProcess):
         return b""
 
     def answer(self, head: bytes, message: bytes, state: bytes) -> tuple[bytes, bytes]:
-        from confed.engines.call_bytes import answer_bytes, join
+        from confed.engines.dispatch import answer_bytes, join
         from confed.engines.usage import peak_memory
 
         assert self._setup is not None  # prepare has made them

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from confed.engines.call_bytes import ProcessExecutor, Work, call_head, read_answer, split
+from confed.engines.dispatch import ProcessBatch, ProcessExecutor, call_head, read_answer, split
 from confed.engines.ray.actor import ClientActor
 from confed.engines.ray.crew import TRIES, Crew, connected, reason_of_loss
 from confed.engines.ray.placement import Wanted
@@ -85,95 +85,88 @@ class RayActors(ProcessExecutor[Any]):
         """A message's bytes; in Ray's object store, where they are fetched once per node, if they are many."""
         return ray.put(message) if len(message) >= LARGE else message
 
-    def _feed(self, work: Work[Any]) -> None:
+    def _feed(self, batch: ProcessBatch[Any]) -> None:
         """Gives calls to the actors that are free, the fastest first."""
         self.crew.look()
-        ready, queue = self.crew.ready, work.queue
-        if not queue:
-            return
-        free = [number for number in ready if number not in queue.running]
-        if len(queue) <= len(ready):
-            first = queue.first
+        ready, busy = self.crew.ready, set(batch.running.values())
+        free = [number for number in ready if number not in busy]
+        if 0 < len(batch.waiting) <= len(ready):
+            first = batch.calls[batch.waiting[0]]
             free.sort(key=lambda number: self.crew.actors[number].pace.of(first) or 0.0)
         for number in free:
-            if not queue:
+            if not batch.waiting:
                 return
-            if self._leaves(work, number, ready):
+            if self._leaves(batch, number, ready):
                 continue
-            position = queue.take(number, ready)
+            position = self._begin(batch, number, ready)
             if position is not None:
-                self._ask(work, number, position)
+                self._ask(batch, number, position)
 
-    def _leaves(self, work: Work[Any], number: int, ready: Sequence[int]) -> bool:
+    def _leaves(self, batch: ProcessBatch[Any], number: int, ready: Sequence[int]) -> bool:
         """Whether an actor is so slow that the calls that wait are done earlier without it."""
-        queue, actors = work.queue, self.crew.actors
-        if len(queue) >= len(ready) or queue.first.session:
+        waiting, actors = [batch.calls[position] for position in batch.waiting], self.crew.actors
+        if len(waiting) >= len(ready) or waiting[0].session:
             return False
         now, busy = time.perf_counter(), dict[int, float]()
         for other, pending in self._pending.items():
-            needs = actors[other].pace.of(queue.calls[queue.running[other]])
+            needs = actors[other].pace.of(batch.calls[batch.position_of(other)])
             if needs is not None:
                 busy[other] = max(pending.began + needs - now, 0.0)
         others = {other: actors[other].pace for other in busy}
-        return better_left(actors[number].pace, queue.waiting(), others, busy)
+        return better_left(actors[number].pace, waiting, others, busy)
 
-    def _ask(self, work: Work[Any], number: int, position: int) -> None:
-        call = work.queue.calls[position]
-        state = encode_state(work.store.load(call.client.id))
+    def _ask(self, batch: ProcessBatch[Any], number: int, position: int) -> None:
+        call = batch.calls[position]
+        state = encode_state(batch.store.load(call.client.id))
         answer = self.crew.actors[number].handle.answer.options(num_returns=2)
-        head, body = answer.remote(call_head(call, work.round), work.messages.of(call.message), state)
+        head, body = answer.remote(call_head(call, batch.round), batch.messages.of(call.message), state)
         self._pending[number] = _PendingAnswer(head, body, time.perf_counter())
 
-    def _collect(self, work: Work[Any]) -> None:
+    def _collect(self, batch: ProcessBatch[Any]) -> None:
         """Waits for a reply, a loss or an actor that has become ready."""
         numbers = {pending.head: number for number, pending in self._pending.items()}
         goes_on = "`confed resume` goes on from the last checkpoint when there are nodes again"
         for ref in self.crew.wait(list(numbers), goes_on):
-            self._take(work, numbers[ref])
+            self._take(batch, numbers[ref])
 
-    def _take(self, work: Work[Any], number: int) -> None:
+    def _take(self, batch: ProcessBatch[Any], number: int) -> None:
         """Takes what an actor told of its work, or notices that it is gone."""
-        pending, actor = self._pending.pop(number), self.crew.actors[number]
-        position = work.queue.running[number]
+        pending, actor, position = self._pending.pop(number), self.crew.actors[number], batch.position_of(number)
         try:
             told: Mapping[str, float] = json.loads(ray.get(pending.head))
         except ray.exceptions.RayError as error:
-            self._lose(work, number, error)
+            self._lose(batch, position, number, error)
             return
-        work.queue.finish(number)
         actor.cpu, actor.peak = told["cpu"], int(told["peak"])
-        call = work.queue.calls[position]
+        call = batch.calls[position]
         actor.pace.note(call, told["seconds"])
         # Clocks of machines differ: the span is by this one's.
         self.timeline.add(call.client.id, call.action, pending.began, time.perf_counter())
-        work.early[position] = pending.body
+        batch.finish(position, pending.body)
 
-    def _lose(self, work: Work[Any], number: int, error: Exception) -> None:
+    def _lose(self, batch: ProcessBatch[Any], position: int, number: int, error: Exception) -> None:
         """Drops an actor that is gone; its call waits again, or has an error for a reply."""
-        actor, position = self.crew.drop(number), work.queue.running[number]
-        call, why = work.queue.calls[position], reason_of_loss(error)
-        work.tries[position] = work.tries.get(position, 0) + 1
+        actor, call = self.crew.drop(number), batch.calls[position]
+        batch.tries[position] += 1
         self._homes.leave(number)
-        text = f"an actor on node {actor.node.name} was lost ({why})"
+        text = f"an actor on node {actor.node.name} was lost ({reason_of_loss(error)})"
         if call.session:  # its live objects are lost with it
-            work.queue.finish(number)
-            work.early[position] = f"ChildProcessError: {text}"
-        elif work.tries[position] >= TRIES:
-            work.queue.finish(number)
-            work.early[position] = f"ChildProcessError: {TRIES} actors died of this call; the last: {text}"
+            batch.finish(position, f"ChildProcessError: {text}")
+        elif batch.tries[position] >= TRIES:
+            batch.finish(position, f"ChildProcessError: {TRIES} actors died of this call; the last: {text}")
         else:
-            work.queue.put_back(number)
+            batch.put_back(position)
         self._progress(Caution(f"{text}; client {call.client.id!r} is asked again elsewhere"))
         self.crew.fill()
 
-    def _read(self, work: Work[Any], position: int, early: Any) -> Reply | None:
-        call = work.queue.calls[position]
+    def _read(self, batch: ProcessBatch[Any], position: int, outcome: Any) -> Reply | None:
+        call = batch.calls[position]
         try:
-            parts = split(ray.get(early))
+            parts = split(ray.get(outcome))
         except ray.exceptions.RayError as error:
-            work.tries[position] = work.tries.get(position, 0) + 1
-            if call.session or work.tries[position] >= TRIES:
+            batch.tries[position] += 1
+            if call.session or batch.tries[position] >= TRIES:
                 return Reply(call.client, Message(), f"ChildProcessError: the reply was lost ({reason_of_loss(error)})")
-            work.queue.wait_again(position)
+            batch.put_back(position)
             return None
-        return read_answer(call, parts, work.store).reply
+        return read_answer(call, parts, batch.store).reply

@@ -16,7 +16,7 @@ from random import Random
 from confed.engines.buffered import Arrival, Buffered, begun_call, without_earlier
 from confed.engines.perform import Setup
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import CallBatch, PendingCall
+from confed.engines.remote.sites import PendingCall, SiteBatch
 from confed.federation.messages import Call
 from confed.federation.randomness import derive
 from confed.federation.state import ServerState
@@ -28,7 +28,7 @@ BUSY = "it trains, and asynchronous rounds do not wait for it"  # why a site in 
 class _Training:
     number: int
     version: int
-    batch: CallBatch
+    batch: SiteBatch
 
 
 class SiteArrivals:
@@ -110,11 +110,11 @@ class SiteArrivals:
             client = self._setup.population.info(number)
             call = begun_call(self._setup.algorithm, self._server, client)
             spool = Path(tempfile.mkdtemp(dir=self._spool))
-            batch = CallBatch([call], self._round, spool, [0], optional=True)
+            batch = SiteBatch([call], self._round, spool=spool, optional=True)
             self._training[client.id] = _Training(number, self._round, batch)
             self._remote.step(batch)
 
-    def _fill(self, batch: CallBatch) -> None:
+    def _fill(self, batch: SiteBatch) -> None:
         """What has come already is the outcome of calls for it; sites in training are not asked for anything else."""
         for position in list(batch.waiting):
             call = batch.calls[position]

@@ -17,13 +17,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from confed.engines.dispatch import Dispatcher
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.journal_chains import Countersignatures
@@ -41,13 +42,12 @@ from confed.engines.remote.protocol import (
     version_of,
 )
 from confed.engines.remote.sites import (
-    Bounded,
-    CallBatch,
+    Norms,
     PendingCall,
+    SiteBatch,
     SiteRegistry,
     Timeouts,
     Transport,
-    Waiting,
     patiently,
 )
 from confed.engines.remote.update_bounds import FEWEST, Bounds, NormHistory, largest_of, most_of, norm_of, scaled
@@ -75,7 +75,7 @@ class Attempts:
         self, steps: Mapping[tuple[str, int], int], bases: Mapping[str, int], spool: Path | None, single: bool
     ) -> None:
         self.steps, self.bases, self.single = dict(steps), dict(bases), single
-        self.batches: list[CallBatch] = []  # the calls of the attempt under way
+        self.batches: list[SiteBatch] = []  # the calls of the attempt under way
         # the call whose reply the method has in hand, if that reply is no error
         self.handled: PendingCall | None = None
         self.refused: dict[str, str] = {}  # request -> why its reply counts as failed
@@ -101,7 +101,7 @@ class Attempts:
                 again(self)
                 self.batches, self.handled = [], None
 
-    def begin(self, batch: CallBatch) -> None:
+    def begin(self, batch: SiteBatch) -> None:
         """Start of calls that are asked for together."""
         self.batches.append(batch)
         self.handled = None
@@ -299,8 +299,8 @@ LINE = 500  # characters of what went wrong at a site that logs and the run fold
 TRIES = 3  # how often a site may lose a request before it is left out of a round
 
 
-class Remote:
-    """Answers calls by asking sites; see :class:`confed.engines.executor.Executor`."""
+class Remote(Dispatcher):
+    """Answers calls by asking sites."""
 
     def __init__(
         self,
@@ -323,8 +323,7 @@ class Remote:
         self._setup, self._local = setup, InProcess(setup, workspace)
         self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
         limits = self._reader.limits
-        if isinstance(transport, Bounded):
-            transport.set_max_reply_bytes(limits.head + limits.body)
+        transport.set_max_reply_bytes(limits.head + limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(
             transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
@@ -333,7 +332,7 @@ class Remote:
         self.checkpoints: Sequence[int] = (0,)
         self.spool = spool
         # puts outcomes that are known beforehand into calls that are asked for together; nothing by default
-        self.fill: Callable[[CallBatch], None] = lambda batch: None
+        self.fill: Callable[[SiteBatch], None] = lambda batch: None
         if spool is not None:  # leftovers of a process that was killed
             shutil.rmtree(spool, ignore_errors=True)
             private_folder(spool)
@@ -373,9 +372,7 @@ class Remote:
 
     def pauses(self) -> Pauses:
         """Pauses between looks at what has arrived, from now on."""
-        transport = self.sites.transport
-        interval = self.timeouts.interval
-        return Pauses(interval, transport.wait) if isinstance(transport, Waiting) else Pauses(interval)
+        return Pauses(self.timeouts.interval, self.sites.transport.wait)
 
     def close(self) -> None:
         """Removes what is left of the replies on disk."""
@@ -403,13 +400,10 @@ class Remote:
     # Calls ---------------------------------------------------------------------------------------------------
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """Replies in the order of the calls; the requests are on their way when this returns."""
         if any(call.client.id in self._setup.observers for call in calls):
             return self._some_here(calls, store, round)
-        replies = self._replies(calls, round)
-        next(replies)
-        ready: Iterator[Reply] = replies  # pyright: ignore[reportAssignmentType]  # no other None comes
-        return ready if self._attempts is None else self._attempts.handed(ready)
+        replies = super().__call__(calls, store, round)
+        return replies if self._attempts is None else self._attempts.handed(replies)
 
     def _some_here(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Places that take no part are the server's own: it answers for them."""
@@ -419,26 +413,37 @@ class Remote:
             here = call.client.id in self._setup.observers
             yield from self._local([call], store, round) if here else (next(replies),)
 
-    def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
+    @contextmanager
+    def _opened(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[SiteBatch]:
         with self._folder() as spool:
-            batch = CallBatch(calls, round, Path(spool), list(range(len(calls))))
+            batch = SiteBatch(calls, round, spool=Path(spool), compared=self._compares(calls))
             if self._attempts is not None:
                 self._attempts.begin(batch)
             self.fill(batch)
+            yield batch
+
+    def _feed(self, batch: SiteBatch) -> None:
+        self.step(batch)
+
+    def _await(self, batch: SiteBatch, position: int) -> None:
+        if batch.compared and batch.norms is None:
+            for other in range(len(batch.calls)):
+                self._await_one(batch, other)
+            batch.norms = self._measured(batch)
+        self._await_one(batch, position)
+
+    def _await_one(self, batch: SiteBatch, position: int) -> None:
+        pauses = self.pauses()
+        while position not in batch.done:
             self.step(batch)
-            yield None
-            bounded = self.bounds.apply_to(self._setup.algorithm, calls) or self._unusual(calls)
-            for position in range(len(calls)):
-                pauses = self.pauses()
-                while position not in batch.done:
-                    self.step(batch)
-                    if position not in batch.done:
-                        pauses.sleep()
-                if not bounded:
-                    ask, result = batch.done.pop(position)
-                    yield self._usual(ask, self._counted(batch, ask, result))
-            if bounded:
-                yield from self._bounded(batch)
+            if position not in batch.done:
+                pauses.sleep()
+
+    def _reply(self, batch: SiteBatch, position: int) -> Reply:
+        if batch.norms is not None:
+            return self._bounded(batch, batch.norms, position)
+        ask, result = batch.done.pop(position)
+        return self._usual(ask, self._counted(batch, ask, result))
 
     def _folder(self) -> AbstractContextManager[str]:
         """Where replies wait until their turn comes, or until the part of the round is over."""
@@ -446,7 +451,7 @@ class Remote:
             return nullcontext(self._attempts.folder())
         return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self.spool)
 
-    def _counted(self, batch: CallBatch, ask: PendingCall, result: Path | str) -> Reply:
+    def _counted(self, batch: SiteBatch, ask: PendingCall, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
         reply = self._read(ask, result)
         if reply.error is not None and ask.call.action in self._work and not ask.call.session:
@@ -462,10 +467,11 @@ class Remote:
         start = replace(call, message=Message({**unsent, **call.message.tensors}))
         return norm_of(start, message, self._setup.algorithm.traits.changes)
 
-    def _unusual(self, calls: Sequence[Call]) -> bool:
-        """Whether these calls of a session are the first of their kind, whose replies say what is usual."""
+    def _compares(self, calls: Sequence[Call]) -> bool:
+        """Whether replies are compared with each other: updates, or the first of their kind in a session."""
         session = self.bounds.update > 0 and len(calls) > 1 and all(call.session for call in calls)
-        return session and not self._history.knows(calls[0].action)
+        unusual = session and not self._history.knows(calls[0].action)
+        return unusual or self.bounds.apply_to(self._setup.algorithm, calls)
 
     def _usual(self, ask: PendingCall, reply: Reply) -> Reply:
         """A reply of a session, or its error where its values are of another scale than those before."""
@@ -478,13 +484,12 @@ class Remote:
         self._history.note(ask.call.action, name, ask.request.round, size)
         return reply
 
-    def _bounded(self, batch: CallBatch) -> Iterator[Reply]:
-        """All replies of a round, none of which goes much further than most.
+    def _measured(self, batch: SiteBatch) -> Norms:
+        """Norms of all updates of a round.
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
         """
-        norms, failed = dict[str, float](), dict[int, Reply]()
-        before = dict(self._bases)
+        norms = Norms(bases=dict(self._bases))
         for position, (ask, result) in sorted(batch.done.items()):
             self._keep = True
             try:
@@ -492,28 +497,31 @@ class Remote:
             finally:
                 self._keep = False
             if reply.error is None:
-                norms[reply.client.id] = self._size(ask.call, reply.message)
+                norms.of[reply.client.id] = self._size(ask.call, reply.message)
             else:
-                failed[position] = reply
+                norms.failed[position] = reply
         self._history.meet(batch.calls)
-        few = len(norms) < FEWEST or any(call.session for call in batch.calls)
-        for position in range(len(batch.calls)):
-            ask, result = batch.done.pop(position)
-            name = ask.call.client.id
-            norm, factor = norms.get(name, 0.0), self.bounds.update
-            most = self._history.most(ask.call, norms, factor) if few else most_of(norms, factor)
-            if position not in failed and (norm <= most or not few):
-                self._history.note(ask.call.action, name, batch.round, min(norm, most))
-            if position in failed:
-                yield failed[position]
-            elif norm <= most:
-                yield self._read(ask, result)
-            else:
-                reply = self._shortened(ask, self._read(ask, result), norm, most, few)
-                if reply.error is not None:  # what the site keeps of this round does not count
-                    self._bases.pop(reply.client.id, None)
-                    self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
-                yield reply
+        return norms
+
+    def _bounded(self, batch: SiteBatch, norms: Norms, position: int) -> Reply:
+        """A reply of a round, which does not go much further than most."""
+        ask, result = batch.done.pop(position)
+        if position in norms.failed:
+            return norms.failed[position]
+        few = len(norms.of) < FEWEST or ask.call.session
+        name, factor = ask.call.client.id, self.bounds.update
+        norm = norms.of[name]
+        most = self._history.most(ask.call, norms.of, factor) if few else most_of(norms.of, factor)
+        if norm <= most or not few:
+            self._history.note(ask.call.action, name, batch.round, min(norm, most))
+        if norm <= most:
+            return self._read(ask, result)
+        reply = self._shortened(ask, self._read(ask, result), norm, most, few)
+        if reply.error is not None:  # what the site keeps of this round does not count
+            self._bases.pop(name, None)
+            if name in norms.bases:
+                self._bases[name] = norms.bases[name]
+        return reply
 
     def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float, few: bool = True) -> Reply:
         """A part of an update whose norm is above the bound; its error where most sites cannot vouch for the bound."""
@@ -537,27 +545,21 @@ class Remote:
         self.sites.note(name, self.sites.status[name].state, self.shortened[name])
         return reply
 
-    def step(self, batch: CallBatch) -> None:
+    def step(self, batch: SiteBatch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
         self.sites.look()
         now = time.monotonic()
-        busy = {batch.calls[p].client.id for p in (*batch.running, *batch.done)}
-        for position in list(batch.waiting):
-            call = batch.calls[position]
-            if call.client.id not in busy:  # the second call to a client needs the state that the first one leaves
-                busy.add(call.client.id)
-                batch.waiting.remove(position)
-                batch.running[position] = self._ask(call, batch.round)
-                self._recall(batch, position)
+        for position in batch.ready():
+            batch.begin(position, self._ask(batch.calls[position], batch.round))
+            self._recall(batch, position)
         for position, ask in list(batch.running.items()):
             self._advance(batch, position, ask, now)
 
-    def _recall(self, batch: CallBatch, position: int) -> None:
+    def _recall(self, batch: SiteBatch, position: int) -> None:
         """Takes what came of a call in an earlier attempt at the same part of the round."""
         ask = batch.running[position]
         if self._attempts is not None and (result := self._attempts.outcome_of(ask)) is not None:
-            del batch.running[position]
-            batch.done[position] = (ask, result)
+            batch.finish(position, (ask, result))
             batch.lost += isinstance(result, str)
 
     def _ask(self, call: Call, round: int) -> PendingCall:
@@ -572,7 +574,7 @@ class Remote:
         request = Request(identity, name, call.action, round, version, base, versions, call.session, signed)
         return PendingCall(call, request)
 
-    def _advance(self, batch: CallBatch, position: int, ask: PendingCall, now: float) -> None:
+    def _advance(self, batch: SiteBatch, position: int, ask: PendingCall, now: float) -> None:
         name = ask.call.client.id
         line = self.sites.lines.get(name)
         if ask.sent is not None:
@@ -602,7 +604,7 @@ class Remote:
             self.sites.log("out", name, ask.call.action, head, body)
             self.sites.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
-    def _give_up(self, batch: CallBatch, position: int, ask: PendingCall, why: str) -> None:
+    def _give_up(self, batch: SiteBatch, position: int, ask: PendingCall, why: str) -> None:
         """Leaves a site out; where too few would be left, the server goes on waiting for it."""
         name = ask.call.client.id
         wanted = 0 if batch.optional else min(self.timeouts.minimum - self.answered, len(batch.calls))
@@ -614,7 +616,7 @@ class Remote:
             self._end(batch, position, ask, why)
         self.sites.note(name, self._idle(name), why)
 
-    def forget(self, batch: CallBatch) -> None:
+    def forget(self, batch: SiteBatch) -> None:
         """End of the wait for replies to calls."""
         for ask in batch.running.values():
             self._forget(ask)
@@ -627,7 +629,7 @@ class Remote:
     def _idle(self, name: str) -> str:
         return "idle" if name in self.sites.lines else "away"
 
-    def _take_in(self, batch: CallBatch, position: int, ask: PendingCall, head: bytes, body: bytes) -> None:
+    def _take_in(self, batch: SiteBatch, position: int, ask: PendingCall, head: bytes, body: bytes) -> None:
         """Puts a reply on disk until its turn comes."""
         name = ask.call.client.id
         self.sites.log("in", name, ask.call.action, head, body)
@@ -637,9 +639,8 @@ class Remote:
         self._end(batch, position, ask, path)
         self.sites.note(name, "idle")
 
-    def _end(self, batch: CallBatch, position: int, ask: PendingCall, result: Path | str) -> None:
-        del batch.running[position]
-        batch.done[position] = (ask, result)
+    def _end(self, batch: SiteBatch, position: int, ask: PendingCall, result: Path | str) -> None:
+        batch.finish(position, (ask, result))
         if self._attempts is not None:
             self._attempts.keep(ask, result)
 

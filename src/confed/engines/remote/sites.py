@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar
 from uuid import uuid4
 
+from confed.engines.dispatch import Batch
 from confed.engines.remote.journal_chains import Countersignatures
 from confed.engines.remote.protocol import (
     GOODBYE,
@@ -78,22 +79,12 @@ class Transport(Protocol):
         """End of the wait for the reply to this request."""
         ...
 
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A transport that can refuse a message that is too large before it has all of it."""
-
-    def set_max_reply_bytes(self, largest: int) -> None:
-        """From now on a reply has at most so many bytes."""
-        ...
-
-
-@runtime_checkable
-class Waiting(Protocol):
-    """A transport that knows when a reply arrives."""
-
     def wait(self, seconds: float) -> bool:
         """Waits until a reply has arrived since the last wait, at most so long; False, at once, if it cannot."""
+        ...
+
+    def set_max_reply_bytes(self, largest: int) -> None:
+        """From now on a reply has at most so many bytes, where it can be refused before all of it is here."""
         ...
 
 
@@ -309,19 +300,26 @@ class PendingCall:
 
 
 @dataclass
-class CallBatch:
-    """Calls that a flow asked for together."""
+class Norms:
+    """Norms of the updates of a round, which are compared with each other."""
 
-    calls: Sequence[Call]  # the calls in the order of their replies
-    round: int  # number of finished rounds
-    spool: Path  # where replies wait until their turn comes
-    waiting: list[int]  # positions that are not sent for the first time yet, in order
-    running: dict[int, PendingCall] = field(default_factory=dict[int, PendingCall])  # position -> what is on its way
-    # position -> a file with the reply, or what went wrong
+    of: dict[str, float] = field(default_factory=dict[str, float])  # client -> norm
+    failed: dict[int, Reply] = field(default_factory=dict[int, Reply])  # call -> its reply, which has an error
+    bases: dict[str, int] = field(default_factory=dict[str, int])  # client -> version that counted before the round
+
+
+@dataclass
+class SiteBatch(Batch):
+    """Calls that sites answer; an outcome is what was sent, with a file that holds the reply, or what went wrong."""
+
+    spool: Path = field(kw_only=True)  # where replies wait until their turn comes
+    optional: bool = field(default=False, kw_only=True)  # whether the run goes on without any of the replies
+    running: dict[int, PendingCall] = field(default_factory=dict[int, PendingCall])
     done: dict[int, tuple[PendingCall, Path | str]] = field(default_factory=dict[int, "tuple[PendingCall, Path | str]"])
+    compared: bool = field(default=False, kw_only=True)  # whether replies are compared with each other
+    norms: Norms | None = None  # of those, once all have come
     lost: int = 0  # calls that were given up
     useless: int = 0  # replies that were read and could not be used, or never came
-    optional: bool = False  # whether the run goes on without any of the replies
 
     def count_out(self, reply: Reply, minimum: int) -> None:
         """Check that enough replies of a round can still be used: a repeated request would give the same replies."""

@@ -63,13 +63,14 @@ class FisherWeighted(Algorithm):
         reasons = {
             "update_privacy": "sends squared gradients beside the update, and clipping bounds the update only",
             "robust": "gives every value the weight that its client reports, and a robust mean has no such weights",
+            "record_privacy": "sends squared gradients of the client's examples, to which no noise is added",
             "secure_sum": "divides by a sum of weights that differ from value to value, so the server must see them",
         }
         if self.aggregation == "fisher":
             return f"algorithm.aggregation = 'fisher' {reasons[protection]}"
         return super().unsupported_reason(protection)
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
+    @keeps_protections("robust", "secure_sum", "update_privacy", "record_privacy")
     def actions(self) -> dict[str, Action]:
         """The method's actions; the reply to ``fit`` has the information too, where the mean needs it."""
         offered = super().actions()

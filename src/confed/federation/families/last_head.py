@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from confed.federation.actions import action
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import Evaluation
@@ -28,6 +28,7 @@ from confed.federation.train import Objective, train
 class Deploying(Algorithm):
     """FedAvg, trained and evaluated with :meth:`Algorithm.deployed_model`."""
 
+    @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
         """The task's loss of the deployed network's output."""
         network = self.deployed_model(client.model)

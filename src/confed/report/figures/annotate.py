@@ -5,16 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confed.report.figures.style import Palette, SeriesStyle
+from confed.report.figures.style import LETTERS, Palette, SeriesStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-
-SIZE = 8.0
-"""Letters, in points."""
 
 NAMES_AT = 1.04
 """Where names at the right edge begin, as a share of the width of the axes."""
@@ -70,12 +67,12 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pa
 
     names: list[list[Text]] = []
     for axes, ends in panels:
-        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "fontsize": SIZE}
+        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "fontsize": LETTERS}
         names.append([axes.text(NAMES_AT, 0.5, s.label, color=palette(s.colour), **style) for s, _, _ in ends])
     _settle(figure)
     for (axes, ends), texts in zip(panels, names, strict=True):
         spots = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for _, x, y in ends]
-        gap = 1.22 * SIZE * figure.dpi / 72 / axes.get_window_extent().height
+        gap = 1.22 * LETTERS * figure.dpi / 72 / axes.get_window_extent().height
         placed = spread([float(spot[1]) for spot in spots], gap, 0.0, 1.0)
         for (series, _, _), text, spot, height in zip(ends, texts, spots, placed, strict=True):
             text.set_y(height)
@@ -108,7 +105,7 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
     taken: list[Box] = [_around(spot, 4 * scale) for spot in spots.values()]
     for group in groups:
         text = ", ".join(points[key][0].label for key in group)
-        width, height = 0.56 * SIZE * len(text) * scale, 1.15 * SIZE * scale
+        width, height = 0.56 * LETTERS * len(text) * scale, 1.15 * LETTERS * scale
         offset, box = _free(spots[group[0]], width, height, taken, limits, scale)
         taken.append(box)
         series, x, y = points[group[0]]
@@ -116,7 +113,7 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
         arrow = {"arrowstyle": "-", "color": palette(series.colour), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             text, (x, y), xytext=(offset[0] / scale, offset[1] / scale), textcoords="offset points", ha="center",
-            va="center", fontsize=SIZE, color=palette("ink"), arrowprops=arrow if far else None,
+            va="center", fontsize=LETTERS, color=palette("ink"), arrowprops=arrow if far else None,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from confed.metrics.statistics import mean_sd
 from confed.report.figures.annotate import at_points
 from confed.report.figures.style import (
     GLOBAL,
+    LETTERS,
     PERSONAL,
     Drawing,
     Palette,
@@ -109,17 +110,21 @@ def trade_off(study: StudyResults) -> Drawing | None:
     if len(both) < 2:
         return None
     styles = series_styles(study)
-    alone = {m: 100 * y for m, (x, y) in points.items() if x is None and y is not None}
+    level: dict[float, list[str]] = {}  # height -> methods without a global model
+    for m, (x, y) in points.items():
+        if x is None and y is not None:
+            level.setdefault(round(100 * y, 1), []).append(m)
 
     def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
-        for method, y in alone.items():
-            axes.axhline(y, color=palette(styles[method].colour), linewidth=1, linestyle=":")
+        for y, methods in level.items():
+            colour = palette(styles[methods[0]].colour)
+            axes.axhline(y, color=colour, linewidth=1, linestyle=":")
             axes.annotate(
-                f"{study.labels[method]} (no global model)",
+                f"{', '.join(study.labels[method] for method in methods)} (no global model)",
                 (0.99, y), xycoords=("axes fraction", "data"),
                 xytext=(0, 5), textcoords="offset points",
-                ha="right", color=palette(styles[method].colour), fontsize=8,
+                ha="right", color=colour if len(methods) == 1 else palette("ink"), fontsize=LETTERS,
             )  # fmt: skip
         for method, (x, y) in both.items():
             series = styles[method]
@@ -180,7 +185,7 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Pale
             if len(values) * len(clients) <= 32:
                 axes.annotate(
                     f"{height:.0f}", (x, height + spread), xytext=(0, 2), textcoords="offset points", ha="center",
-                    fontsize=7.5, color=palette("muted"),
+                    fontsize=LETTERS, color=palette("muted"),
                 )  # fmt: skip
         colour = palette(series.colour)
         axes.bar(list(bars), list(bars.values()), 0.9 * width, color=colour, alpha=0.9, label=series.label)

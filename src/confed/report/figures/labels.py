@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confed.report.figures.style import (
+    LETTERS,
     Drawing,
     Palette,
     SeriesStyle,
@@ -95,7 +96,7 @@ def precision_by_label(study: StudyResults) -> Drawing | None:
         upper.tick_params(axis="x", length=0, labelbottom=False)
         lower.set_xlim(-0.8, len(groups) - 0.2)
         names = [] if many else [_short(name) for name in scores.labels]
-        name_positions(lower.xaxis, range(len(names)), names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
+        name_positions(lower.xaxis, range(len(names)), names, rotation=90, fontsize=LETTERS if len(names) <= 36 else 6)
         columns = min(6, len(scores.values) + 1)
         add_legend(upper, palette, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1))
 
@@ -139,7 +140,7 @@ def co_occurrence_figure(label: str, matrix: Mapping[str, Any], name: str) -> Dr
             axes.grid(visible=False)
             axes.set_xticks(range(len(labels)), labels, rotation=90)
             axes.set_yticks(range(len(labels)), labels)
-            axes.tick_params(labelsize=7 if len(labels) <= 20 else 6, length=0)
+            axes.tick_params(labelsize=LETTERS if len(labels) <= 20 else 6, length=0)
             axes.spines["bottom"].set_visible(False)
         add_colour_bar(figure, image, both, palette, "share of examples, %")
 

@@ -30,6 +30,12 @@ Palette = Callable[[str], str]
 
 HUES = 10
 
+LETTERS, TITLE = 9.5, 10.5
+"""Sizes of letters and of titles, in points; on paper a page shows them at 0.96 of that."""
+
+SHRUNK = 0.68
+"""Inches on paper and in files per inch of a drawing."""
+
 _MARKERS: Mapping[str, str] = {
     "o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "p": "⬟", "<": "◀", ">": "▶", "*": "★",
 }  # fmt: skip
@@ -71,7 +77,7 @@ class Drawing:
 
     Attributes:
         name: keeps the ids of several drawings on a page apart.
-        width: in inches; a page shows 10.4 as its full width.
+        width: in inches before :data:`SHRUNK`; a page shows 10.4 as its full width.
         draw: puts it onto a figure with colours from a palette.
         shaded: whether it has a scale of colours, of which a small palette would spoil some.
     """
@@ -103,7 +109,7 @@ class Drawing:
         svg = self._save(COLOURS.__getitem__, "svg")[0].decode()
         return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
 
-    def png(self, dpi: int = 110) -> bytes:
+    def png(self, dpi: int = 160) -> bytes:
         """The drawing as a PNG file on white."""
         from PIL import Image
 
@@ -123,11 +129,11 @@ class Drawing:
             path.write_bytes(content)
         return paths
 
-    def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 110) -> "Figure":
+    def figure(self, palette: Palette = COLOURS.__getitem__, dpi: int = 160) -> "Figure":
         """The drawing as a figure of matplotlib, on no screen until a notebook shows it."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(self.width, self.height), layout="constrained", dpi=dpi)
+        figure = Figure(figsize=(SHRUNK * self.width, SHRUNK * self.height), layout="constrained", dpi=dpi)
         self.draw(figure, palette)
         return figure
 
@@ -198,26 +204,26 @@ def grid_of(panels: int, most: int) -> tuple[int, int]:
 
 def add_title(axes: "Axes", palette: Palette, title: str) -> None:
     """The title of a panel."""
-    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
+    axes.set_title(title, fontsize=TITLE, color=palette("ink"), loc="left", fontweight="bold")
 
 
 def add_legend(axes: "Axes | Figure", palette: Palette, **where: Any) -> None:
     """A legend without a frame."""
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=palette("ink"), **where)
+    axes.legend(fontsize=LETTERS, frameon=False, labelcolor=palette("ink"), **where)
 
 
 def add_colour_bar(figure: "Figure", image: Any, axes: "Sequence[Axes]", palette: Palette, words: str) -> None:
     """The scale of shades of heat maps."""
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.01)
-    bar.ax.tick_params(colors=palette("muted"), labelsize=8)
-    bar.set_label(words, color=palette("muted"), fontsize=9)
+    bar.ax.tick_params(colors=palette("muted"), labelsize=LETTERS)
+    bar.set_label(words, color=palette("muted"), fontsize=LETTERS)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
 
-def without_box(axes: "Axes", palette: Palette, title: str, labelsize: float) -> None:
+def without_box(axes: "Axes", palette: Palette, title: str) -> None:
     """Axes of names: a title, no lines around, no ticks."""
     add_title(axes, palette, title)
-    axes.tick_params(colors=palette("muted"), labelsize=labelsize, length=0)
+    axes.tick_params(colors=palette("muted"), labelsize=LETTERS, length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
@@ -225,9 +231,9 @@ def without_box(axes: "Axes", palette: Palette, title: str, labelsize: float) ->
 def style_axes(axes: "Axes", palette: Palette, title: str, x: str, y: str, across: bool = False) -> None:
     """Axes as they look throughout: light lines at the values, upright ones where bars lie, and no box."""
     add_title(axes, palette, title)
-    axes.set_xlabel(x, color=palette("muted"), fontsize=9)
-    axes.set_ylabel(y, color=palette("muted"), fontsize=9)
-    axes.tick_params(colors=palette("muted"), labelsize=8.5, length=3, width=0.8)
+    axes.set_xlabel(x, color=palette("muted"), fontsize=LETTERS)
+    axes.set_ylabel(y, color=palette("muted"), fontsize=LETTERS)
+    axes.tick_params(colors=palette("muted"), labelsize=LETTERS, length=3, width=0.8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(palette("muted"))

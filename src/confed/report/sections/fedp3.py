@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from confed.metrics.statistics import mean_sd
-from confed.report.figures.style import Drawing, Palette, plain_log_scale, style_axes
+from confed.report.figures.style import LETTERS, Drawing, Palette, plain_log_scale, style_axes
 from confed.report.html import page
 from confed.report.html.media import ImageStore
 from confed.report.html.page import Tabs
@@ -108,7 +108,7 @@ def _draw(figure: "Figure", study: StudyResults, shown: Sequence[Point], palette
         _panel(axes, study, shown, key, palette)
         if i == 0:
             figure.legend(
-                loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8.5, labelcolor=palette("ink")
+                loc="outside lower center", ncols=len(shown), frameon=False, fontsize=LETTERS, labelcolor=palette("ink")
             )
         style_axes(axes, palette, title, "counted comparisons: N², or all answers", label)
 

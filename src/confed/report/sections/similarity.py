@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Palette, add_colour_bar, without_box
+from confed.report.figures.style import LETTERS, Drawing, Palette, add_colour_bar, without_box
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.section import Section
@@ -130,7 +130,7 @@ def _panel(label: str, one: Similarity) -> str:
 
 
 def _dress(axes: "Axes", palette: Palette, title: str, answers: Sequence[str]) -> None:
-    without_box(axes, palette, title, 7)
+    without_box(axes, palette, title)
     start, middles, edges = 0, list[float](), list[float]()
     names: list[str] = []
     for name, group in groupby(answers):
@@ -141,8 +141,8 @@ def _dress(axes: "Axes", palette: Palette, title: str, answers: Sequence[str]) -
         edges.append(start - 0.5)
     axes.set_xticks(middles, names, rotation=90)
     axes.set_yticks(middles, names)
-    axes.set_xlabel("answer, u_LTA", color=palette("muted"), fontsize=9)
-    axes.set_ylabel("question, v_NHA", color=palette("muted"), fontsize=9)
+    axes.set_xlabel("answer, u_LTA", color=palette("muted"), fontsize=LETTERS)
+    axes.set_ylabel("question, v_NHA", color=palette("muted"), fontsize=LETTERS)
     for edge in edges[:-1]:
         axes.axhline(edge, color=palette("card"), linewidth=0.5)
         axes.axvline(edge, color=palette("card"), linewidth=0.5)

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from confed.report.figures.style import HUES, Drawing, Palette, add_legend, without_box
+from confed.report.figures.style import HUES, LETTERS, Drawing, Palette, add_legend, without_box
 from confed.report.html import page
 from confed.report.section import Section
 from confed.report.tables.cells import percent_cell
@@ -100,12 +100,12 @@ def drawing(study: StudyResults) -> Drawing | None:
                 row, hue = len(order) - 1 - order.index(span.party), palette(colour[span.what])
                 length, left = 1000 * (span.end - span.start), 1000 * (span.start - begin)
                 axes.barh(row, length, left=left, height=0.62, color=hue, linewidth=0.6, edgecolor=hue)
-            without_box(axes, palette, study.labels[method], 8.5)
+            without_box(axes, palette, study.labels[method])
             axes.set_yticks(range(len(order)), list(reversed(order)))
             axes.set_ylim(-0.6, len(order) - 0.4)
             axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
             axes.set_axisbelow(True)
-        panels[-1, 0].set_xlabel("milliseconds", color=palette("muted"), fontsize=9)
+        panels[-1, 0].set_xlabel("milliseconds", color=palette("muted"), fontsize=LETTERS)
         handles = [Patch(color=palette(colour[kind]), label=kind) for kind in kinds]
         add_legend(figure, palette, handles=handles, loc="outside upper right", ncols=len(kinds))
 

@@ -15,7 +15,8 @@ from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.records import further_of, record_of
 from confed.results.runs import RunResults
-from confed.results.summary import WORST, Summary, average, numbers
+from confed.results.stored import TRAINING
+from confed.results.summary import WORST, Summary, average
 from confed.results.views import TESTED, View
 from confed.system import format as formats
 
@@ -220,8 +221,8 @@ def bytes_up(run: RunResults) -> float | None:
 
     What travels after the last round (fine-tuning, say) is not counted.
     """
-    rounds = [numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"]
-    return average(list(chain.from_iterable(clients.values() for clients in rounds)))
+    rounds = run.records.by_round(TRAINING, "bytes_up").items()
+    return average(list(chain.from_iterable(of.values() for number, of in rounds if number <= run.records.reached)))
 
 
 def _headline(name: str) -> Callable[[RunResults], float | None]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.ownership import MODALITIES
-from confed.report.figures.style import Drawing, Palette, grid_of, without_box
+from confed.report.figures.style import LETTERS, Drawing, Palette, grid_of, without_box
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.cells import mean_sd_cell, over_seeds
@@ -167,8 +167,8 @@ def _panel(
             if value is not None:
                 dark = value - low > DARK * max(high - low, 1e-9)
                 colour = "#ffffff" if dark else "#1b1f24"
-                axes.text(x, y, formats.percent(value), ha="center", va="center", fontsize=7.5, color=colour)
-    without_box(axes, palette, title, 7.5)
+                axes.text(x, y, formats.percent(value), ha="center", va="center", fontsize=LETTERS, color=colour)
+    without_box(axes, palette, title)
     axes.set_xticks(range(len(sets)), [shown.replace("+", "\n+") for shown in sets])
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     first = next((number for number, row in enumerate(rows) if row.view is not View.PERSONAL), 0)
