@@ -63,7 +63,7 @@ def test_a_dossier_says_what_left_and_what_was_found(finished: Path, tmp_path: P
     assert len(lead.split()) <= 60
 
 
-def test_training_again_with_all_records_gives_the_released_bits_and_without_some_does_not(finished: Path) -> None:
+def test_training_again_gives_the_released_bits(finished: Path) -> None:
     case = Case(finished)
     _, same = case.replay
     assert same

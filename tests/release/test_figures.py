@@ -31,7 +31,7 @@ def test_rate_allows_as_many_false_alarms_as_the_share_says() -> None:
     assert rate_at(np.array([98.5, 99.5, 200.0]), others, 0.001) == pytest.approx(2 / 3)
 
 
-def test_standard_error_agrees_with_delong_where_records_are_alone() -> None:
+def test_standard_error_agrees_with_delong() -> None:
     rng = np.random.default_rng(1)
     members, others = rng.normal(0.4, 1, 400), rng.normal(0, 1, 500)
     curve = curve_of(Scored(members, np.arange(400)), Scored(others, np.arange(500)))
@@ -77,7 +77,7 @@ def test_membership_is_found_where_planted_and_not_in_controls() -> None:
     assert sum(_records(0.0, seed) < 0.05 for seed in range(10)) <= 1
 
 
-def test_sites_membership_is_found_where_planted_and_not_in_controls() -> None:
+def test_sites_are_told_where_planted_and_not_in_controls() -> None:
     rng = np.random.default_rng(0)
     losses = rng.normal(1, 0.01, (4, 5)) + np.pad(0.2 * np.eye(4), ((0, 0), (0, 1)))
     planted = site_membership(losses)
@@ -88,7 +88,7 @@ def test_sites_membership_is_found_where_planted_and_not_in_controls() -> None:
     assert sum(p < 0.05 for p in controls if p is not None) <= 1
 
 
-def test_advantage_is_the_largest_gap_of_the_two_distribution_functions() -> None:
+def test_advantage_is_the_largest_gap_of_distributions() -> None:
     rng = np.random.default_rng(3)
     a, b = rng.normal(0, 1, 30), rng.normal(0.7, 1, 20)
     points = np.concatenate([a, b])
@@ -106,7 +106,7 @@ def test_outputs_name_sites_where_planted_only() -> None:
     assert control.p > 0.05
 
 
-def test_own_class_of_a_site_is_named_and_equal_sites_tell_nothing() -> None:
+def test_own_class_is_named_and_equal_sites_tell_nothing() -> None:
     shares = np.full((4, 10), 0.1)
     shares[:, 0] = 0.0
     shares[2, 0] = 0.3
