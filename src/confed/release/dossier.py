@@ -243,7 +243,9 @@ def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) ->
 def described(case: Case) -> dict[str, Any]:
     """What was run, as JSON."""
     sections, local = case.recipe.sections, case.setup.local
-    protections = {name: getattr(case.algorithm, name) for name in ("update_privacy", "secure_sum", "robust")}
+    protections = {
+        name: getattr(case.algorithm, name) for name in ("record_privacy", "update_privacy", "secure_sum", "robust")
+    }
     return {
         "folder": case.folder.resolve().name,
         "method": case.summary.label,
