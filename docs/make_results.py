@@ -9,6 +9,8 @@ was made by that recipe. Figures come from ``NAME_seeds.csv`` (of each seed), el
 ``NAME_table.csv`` (means and standard deviations over seeds). What no CSV file has is not made up: there are no digests
 of data, history, predictions and models, and no versions. Settings are what the command gives today; where a file is
 there already, ``--check`` says which of its settings the command no longer gives.
+
+Verdicts on the papers' claims in ``docs/results.md``, and cells that sentences quote, come from ``make_claims.py``.
 """
 
 import csv
@@ -34,6 +36,9 @@ from confed.studies.study import load_rows, points_of_models, recipes_of
 from confed.studies.tuned import read_tuned
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from make_claims import remade  # noqa: E402
+
 DIGITS = 10
 """Significant digits of numbers in CSV files."""
 PARTS = re.compile(r"_(?:table(?:-\w+)?|compare|seeds)$")
@@ -365,6 +370,8 @@ def main(arguments: list[str]) -> int:
         for name, content in files.items():
             (folder / f"{name}.json").write_text(text_of(content), encoding="utf-8")
         (DOCS / "tables.md").write_text(listing, encoding="utf-8")
+        for path, _, text in remade():
+            path.write_text(text, encoding="utf-8")
         return 0
     for name, content in files.items():
         path = folder / f"{name}.json"
@@ -374,6 +381,11 @@ def main(arguments: list[str]) -> int:
             wrong += 1
     if (DOCS / "tables.md").read_text(encoding="utf-8") != listing:
         print("docs/tables.md is not what docs/make_results.py writes")
+        wrong += 1
+    for path, before, after in remade():
+        pairs = zip(before.splitlines(), after.splitlines(), strict=False)
+        line = next((number for number, (now, new) in enumerate(pairs, start=1) if now != new), 0)
+        print(f"{path.name}:{line}: is not what claims/ and the CSV files give; run python docs/make_results.py")
         wrong += 1
     return bool(wrong)
 

@@ -1,6 +1,8 @@
 """Towers of transformers under a head: what they compute, what learns, what is kept, and what is refused."""
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from command_line import Patch
 from confed.federation.stages import frozen_stages
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
 from confed.inference.load import load_exported
 from confed.models.encoders import Encoders, encoder_tokenizer, encoders
+from confed.models.finetuning import Finetuning
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 
@@ -41,7 +45,7 @@ def test_a_linear_head_reads_the_towers_normalised_vector(vision: str, batch: di
     assert learning(model) == {"classifier"}
     assert not model.vision.training
     output = model(batch)
-    plain: Any = model.vision
+    plain: Any = model.vision.model
     with torch.no_grad():
         pixels = (batch["image"].float() / 255 - 0.5) / 0.5
         states = plain(pixel_values=pixels).last_hidden_state
@@ -70,14 +74,16 @@ def test_fusions_read_both_and_nothing_of_padding(fusion: str, text: str, batch:
 
 @pytest.mark.parametrize(
     ("trainable", "modules", "frozen"),
-    [("head", {"fusion", "classifier"}, 2), ("top", {"vision", "text", "fusion", "classifier"}, 0),
-     ("lora", {"vision", "text", "fusion", "classifier"}, 0), ("all", {"vision", "text", "fusion", "classifier"}, 0)],
+    [("head", {"fusion", "classifier"}, 4), ("top", {"vision", "text", "fusion", "classifier"}, 1),
+     ("lora", {"vision", "text", "fusion", "classifier"}, 0), ("all", {"vision", "text", "fusion", "classifier"}, 0),
+     ("adapters", {"vision", "text", "fusion", "classifier"}, 0)],
 )  # fmt: skip
 def test_what_learns_and_which_towers_are_kept(trainable: Any, modules: set[str], frozen: int) -> None:
     model = encoders(3, 20, vision="tiny:vit", text="tiny:bert", fusion="product", trainable=trainable)
     assert learning(model) == modules
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert frozen_stages(model, trained) == frozen
+    of_pictures = [name.removeprefix("vision.") for name in trained if name.startswith("vision.")]
+    assert frozen_stages(model.vision, of_pictures) == frozen
     if trainable == "top":
         towers = [name for name in trained if name.startswith(("vision.", "text."))]
         assert towers
@@ -133,8 +139,132 @@ def test_real_encoders_see_and_read(weights: Path) -> None:
     tokenizer = encoder_tokenizer([], text=str(weights / "minilm_l3"))
     text, mask = tokenizer(["is there a dog?", "do you see a dog?", "how many planes are there?"])
     with torch.no_grad():
-        said = F.normalize(model._read(model._seen(None, {"image": torch.zeros(3, 3, 64, 64, dtype=torch.uint8)}),
-                                       {"text": text, "text_mask": mask}).text)  # fmt: skip
+        images = torch.zeros(3, 3, 64, 64, dtype=torch.uint8)
+        vectors = model._encoded({"image": images, "text": text, "text_mask": mask}).text
+    assert vectors is not None
+    said = F.normalize(vectors)
     similar = said @ said.T
     assert similar[0, 1] > 0.6
     assert similar[0, 2] < 0.3
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("trainable", ["top", "adapters"])
+def test_a_pass_that_goes_on_above_kept_blocks_is_the_whole_pass(
+    vision: str, trainable: Any, batch: dict[str, torch.Tensor]
+) -> None:
+    model = encoders(3, 20, vision=f"tiny:{vision}", trainable=trainable, blocks=1, peft=Finetuning(reduction=4)).eval()
+    tower = model.vision
+    learning = [name for name, parameter in tower.named_parameters() if parameter.requires_grad]
+    cut = frozen_stages(tower, learning)
+    assert cut == len(tower.blocks) - 1 > 0
+    assert [stage.alone for stage in tower.stages] == [True] * cut + [False] * (len(tower.stages) - 1 - cut) + [False]
+    state = tower.forward_stages(None, 0, cut, batch)
+    above = tower.forward_stages(state, cut, len(tower.stages), batch)
+    whole = tower._result(tower.states({"pixel_values": (batch["image"].float() / 255 - 0.5) / 0.5}), 32)
+    torch.testing.assert_close(above, whole)
+    torch.testing.assert_close(tower(batch), whole)
+    tower(batch).sum().backward()
+    assert all(parameter.grad is None for parameter in tower.parameters() if not parameter.requires_grad)
+
+
+def test_one_tower_alone_is_tuned(batch: dict[str, torch.Tensor]) -> None:
+    model = encoders(3, 20, vision="tiny:vit", text="tiny:bert", fusion="product", trainable="lora", tuned=("text",))
+    assert learning(model) == {"text", "fusion", "classifier"}
+    assert set(model.towers) == {"vision"}
+
+
+def test_statistics_learn_where_that_is_asked_for(batch: dict[str, torch.Tensor]) -> None:
+    model = encoders(3, 20, vision="tiny:resnet", trainable="all", statistics=True).train()
+    before = {name: value.clone() for name, value in model.named_buffers() if "running_mean" in name}
+    model(batch)
+    assert before
+    assert not any(torch.equal(value, before[name]) for name, value in model.named_buffers() if name in before)
+    assert model.frozen.isdisjoint(before)
+
+
+def test_a_frozen_text_is_read_once_and_again_after_a_change(
+    batch: dict[str, torch.Tensor], monkeypatch: Patch
+) -> None:
+    model = encoders(3, 20, vision="tiny:vit", text="tiny:bert", fusion="product").eval()
+    assert model.text is not None
+    passes: list[int] = []
+    states = model.text.states
+    monkeypatch.setattr(model.text, "states", lambda inputs: passes.append(1) or states(inputs))
+    first = model(batch).logits
+    assert torch.equal(model(batch).logits, first)
+    assert len(passes) == 2  # two different texts
+    with torch.no_grad():
+        next(model.text.parameters()).mul_(2.0)
+    assert not torch.equal(model(batch).logits, first)
+    assert len(passes) == 4
+
+
+def test_random_vectors_score_in_place_of_names(batch: dict[str, torch.Tensor]) -> None:
+    model = encoders(3, 20, vision="tiny:vit", labels="random", width=8)
+    output = model(batch)
+    head: Any = model.classifier
+    assert head.vectors.shape == (3, 8)
+    torch.testing.assert_close(head.vectors.norm(dim=1), torch.ones(3))
+    expected = head.project(output.features) @ head.vectors.T + head.bias
+    torch.testing.assert_close(output.logits, expected)
+    assert "classifier.vectors" in model.frozen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_shot": True}, "model.zero_shot compares names: it needs a text encoder as model.labels"),
+        ({"labels": "somewhere/encoder"}, "model.labels needs the answers' names, got their number 3"),
+        ({"vision": "tiny:resnet", "trainable": "lora"}, "model.peft.targets must name layers"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoders(3, 20, **{"vision": "tiny:vit", **options})
+
+
+def test_an_encoder_of_a_library_that_is_missing_is_refused_in_a_line(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    content = {"model_type": "timm_wrapper", "architecture": "resnet18", "architectures": ["TimmWrapperModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"model\.vision: .* timm"):
+        encoders(3, 20, vision=str(tmp_path))
+
+
+def test_exported_towers_are_read_by_transformers(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    settings = ["model.vision=tiny:resnet", "model.trainable=top", "algorithm.name=fedavg"]
+    run(load_recipe("fedvqa_scenes", [*SMALL, *settings]), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "exported")
+    finished = FinishedRun(tmp_path / "run")
+    finished.load()
+    batch = next(iter(finished.setup.population.data("sports").test(4)))
+    expected = finished.model(None)(batch).logits
+    plain: Any = AutoModel.from_pretrained(tmp_path / "exported" / "global" / "vision").eval()
+    head = load_file(tmp_path / "exported" / "global" / "head.safetensors")
+    with torch.no_grad():
+        states = plain(pixel_values=(batch["image"].float() / 255 - 0.5) / 0.5).last_hidden_state
+    features = F.layer_norm(states.mean((2, 3)), states.shape[1:2])
+    scores = F.linear(features, head["classifier.weight"], head["classifier.bias"])
+    torch.testing.assert_close(scores, expected)
+
+
+def test_names_of_an_encoders_own_classes_find_other_names(weights: Path) -> None:
+    names = ["dog", "bird", "aeroplane", "fruit"]
+    model = encoders(
+        names, 0, vision=str(weights / "mobilenet_v2_imagenet"), labels=str(weights / "minilm_l3"), zero_shot=True
+    ).eval()
+    classifier: Any = model.vision.model
+    classes = {name.split(",")[0]: number - 1 for number, name in classifier.config.id2label.items() if number}
+    for own, other in (
+        ("golden retriever", "dog"),
+        ("macaw", "bird"),
+        ("airliner", "aeroplane"),
+        ("strawberry", "fruit"),
+    ):
+        vector = model.vision.class_names[classes[own]][None]  # pyright: ignore
+        assert names[int(model.classifier(vector).argmax())] == other

@@ -30,13 +30,24 @@ def init(
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 5,
     form: Annotated[str, typer.Option("--as", help="Way of reading the folder, where there are several.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    trial: Annotated[float, typer.Option(min=0, help="Seconds to try models in; 0: no trial.")] = 40.0,
+    encoder: Annotated[
+        str, typer.Option(help="Picture encoder to try: a name on the hub or a folder.", show_default="MobileNetV2")
+    ] = "",
+    text_encoder: Annotated[
+        str, typer.Option(help="Text encoder to try, for questions.", show_default="a small MiniLM")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Write a recipe for a folder of your own data: what is there is recognised, and what is left out is said.
 
+    Models are tried on a part of your pictures: the packaged one, a small CNN, and an encoder that is in the cache or
+    can be fetched; offline nothing is waited for.
+
     Recognised are folders of classes, labels.jsonl, question files (JSON, CSV, Parquet), COCO, VQA v2 and datasets of
     Hugging Face.
     """
+    from confed.cli.model_trial import choose
     from confed.data.intake.walk import visible
     from confed.prepare.own_data import recognise
     from confed.prepare.recipe_draft import draft
@@ -55,19 +66,24 @@ def init(
     if form:
         left = [p.name for p in visible(folder) if p.name not in chosen.uses]
     words = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")
-    text = draft(chosen, str(place), words, rounds, device)
-    read, minds = _read(parse_recipe(text, place.stem), folder, [name for name in names if name != chosen.form])
+    usual = parse_recipe(draft(chosen, str(place), words, rounds, device), place.stem)
+    read, minds = _read(usual, folder, [name for name in names if name != chosen.form])
     minds = [text for text in minds if text not in chosen.saw]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were told above
+        training, tried = choose(chosen, encoder, text_encoder, trial)
+    text = draft(chosen, str(place), words, rounds, device, training, tried)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     others = [name for name in names if name != chosen.form]
     if as_json:
         print_json(
             {"recipe": str(place), "form": chosen.form, "dataset": chosen.dataset, "options": dict(chosen.options),
-             "saw": list(chosen.saw), "left": left, "others": others, "read": read, "minds": minds}
+             "saw": list(chosen.saw), "left": left, "others": others, "read": read, "minds": minds,
+             "tried": tried}
         )  # fmt: skip
         return
-    _say(folder, place, chosen, words, others, [f"read: {read}", *(f"mind: {text}" for text in minds)])
+    _say(folder, place, chosen, words, others, [f"read: {read}", *(f"mind: {text}" for text in minds), *tried])
 
 
 def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[str]]:

@@ -48,6 +48,7 @@ class TableData:
     """
 
     deterministic = True
+    samples_rows = True
 
     def __init__(self, train: Table, validation: Table, test: Table, known: float = 0.0) -> None:
         self.tables = (train, validation, test)
@@ -507,8 +508,8 @@ class FederatedDataset:
     def kind(self) -> Kind:
         """What is asked of the examples."""
         kinds = {examples.target.kind for examples in self.everything}
-        named: tuple[Kind, ...] = ("labels", "captions", "conversations")
-        return next((kind for kind in named if kind in kinds), "answers")
+        named: tuple[Kind, ...] = ("labels", "captions", "conversations", "answers")
+        return next(kind for kind in named if kind in kinds or kind == "answers")
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def cap(rows: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndar
 
 def _owners(deck: Deck, options: Options, rows: Mapping[str, np.ndarray]) -> dict[str, Owners]:
     """Role -> client -> rows of the deck. The generator is fixed: owners do not depend on a run's seed."""
-    if options.partition in deck.keys:
+    if options.partition is not None and options.partition in deck.keys:
         keys = deck.keys[options.partition]
         names = by_key(keys[rows["train"]])
         by_client: dict[str, Owners] = {}

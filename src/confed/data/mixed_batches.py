@@ -27,6 +27,8 @@ class MixedData(TableData):
     or have lost it: each set then has keys of its own (:func:`confed.data.caption_batches.groups` reads them all).
     """
 
+    samples_rows = False
+
     def __init__(self, train: Table, validation: Table, test: Table, mixture: Sequence[float]) -> None:
         super().__init__(train, validation, test)
         if len(mixture) != len(GROUPS) or min(mixture) < 0 or not sum(mixture) > 0:

@@ -8,6 +8,7 @@ Numbers do not change. Layers may round differently in batches of another size, 
 therefore what was computed under some circumstances is used under others only after a whole batch was computed under
 both and had the same bits. Circumstances keep nothing where results differ when they are computed twice, as with
 dropout, or with the examples in another order: kernels take several rows at once, and the last ones by themselves.
+Where all frozen stages compute examples alone, neither size nor order matters, and a batch computes what it lacks.
 A tensor of the frozen stages that was changed ends it all.
 """
 
@@ -84,6 +85,7 @@ class FrozenFeatures:
         self.passes: int | None = None
         self.counts = FeatureCounts(stage=model.stages[cut - 1].name)  # what was saved
         self._inputs = dict.fromkeys(chain.from_iterable(stage.inputs for stage in model.stages[:cut]))
+        self._alone = all(stage.alone for stage in model.stages[:cut])
         self._held = list(tensors_before(model, cut))
         self._versions = [container[key]._version for container, key, _ in self._held]
         self._circumstances: dict[Hashable, int] = {}
@@ -119,6 +121,11 @@ class FrozenFeatures:
         digests = self._digests(batch, kind)
         places = self.store.find(digests) if kind in self._layouts else None
         stored = None if places is None else self._state(kind, places)
+        grows = self._alone and number in self._tried and self._worth(number)
+        lacking = self._lacking(digests) if grows and places is None else []
+        if 0 < len(lacking) < len(digests):
+            self._looked_up(model, {key: batch[key][lacking] for key in self._inputs if key in batch})
+            return self._looked_up(model, batch)
         if places is None or stored is None:
             return self._first(model, batch, kind, number, digests)
         if number not in self._settled or not self._alike(number, places):
@@ -133,6 +140,13 @@ class FrozenFeatures:
             return stored, self.cut
         self._weigh()
         return stored, self.cut
+
+    def _lacking(self, digests: Sequence[bytes]) -> list[int]:
+        """Rows of the first occurrence of each example that is not kept; none where no more can be."""
+        first_rows: dict[bytes, int] = {}
+        for row, digest in enumerate(digests):
+            first_rows.setdefault(digest, row)
+        return [] if self._full else [row for digest, row in first_rows.items() if self.store.find([digest]) is None]
 
     @property
     def active(self) -> bool:
@@ -182,7 +196,8 @@ class FrozenFeatures:
         cast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
         kind = (model.stage_variant, cast, self._shapes(batch))
         assert isinstance(model, nn.Module)
-        key = (kind, count(batch), model.training, torch.is_grad_enabled())
+        size = 0 if self._alone else count(batch)
+        key = (kind, size, model.training, torch.is_grad_enabled())
         if key not in self._circumstances:
             self._circumstances[key] = self._new(repr(key))
         return kind, self._circumstances[key]
@@ -286,7 +301,7 @@ class FrozenFeatures:
             self._refused.add(number)
         elif self._learns(model, batch, state):
             self._end("what the frozen layers give depends on a tensor that is trained")
-        else:
+        elif not self._alone:
             self._reorder(model, {key: batch[key] for key in seen.read if key in batch}, number, state)
             torch.set_rng_state(after)
         return state

@@ -44,7 +44,8 @@ def _moved(section: Mapping[Any, Any], parts: tuple[str, ...], before: list[str]
         for step in now[len(parts) : -1]:
             target = target.setdefault(step, {})
         if isinstance(value, Mapping):
-            target.setdefault(key, {}).update(_moved(value, (*parts, key), before))
+            table: Mapping[Any, Any] = value
+            target.setdefault(key, {}).update(_moved(table, (*parts, key), before))
         else:
             target[now[-1]] = value
         if now != (*parts, key):

@@ -180,7 +180,13 @@ class Controllable(Protocol):
 
 @runtime_checkable
 class RandomAccess(Protocol):
-    """Client data whose training examples can be had by their numbers."""
+    """Client data whose training examples can be had by their numbers.
+
+    Attributes:
+        samples_rows: whether they can; False where batches are mixed in another way.
+    """
+
+    samples_rows: bool
 
     def chosen(self, numbers: Tensor, batch_size: int) -> Iterable[Batch]:
         """Training batches of the given examples, int64 (n,), in that order; the last batch may be smaller."""

@@ -44,7 +44,7 @@ def unprotected_reason(model: nn.Module, task: object, data: object) -> str:
         return f"{norms[0]!r} normalises over the examples of a batch: take a model without batch normalisation"
     if isinstance(task, Contrasting):
         return "the task's loss compares the examples of a batch"
-    if not isinstance(data, RandomAccess) or (isinstance(data, DrawsAnew) and data.drawn):
+    if not (isinstance(data, RandomAccess) and data.samples_rows) or (isinstance(data, DrawsAnew) and data.drawn):
         return "the client's training examples cannot be sampled one by one"
     return ""
 

@@ -25,12 +25,14 @@ class Stage:
         tensors: how the names of the tensors begin that it reads; of the last stage ``("",)``, so that every tensor
             belongs to one.
         without: parts of names, such as those of adapters, of tensors that it does not read although they begin so.
+        alone: whether it computes one example at a time, so that no other example of a batch can change its rounding.
     """
 
     name: str
     inputs: tuple[str, ...]
     tensors: tuple[str, ...]
     without: tuple[str, ...] = ()
+    alone: bool = False
 
     def reads(self, tensor: str) -> bool:
         """Whether it reads a tensor, by its name."""

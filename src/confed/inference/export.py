@@ -18,7 +18,7 @@ from inspect import Parameter, signature
 from itertools import chain
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save
@@ -226,12 +226,21 @@ PLAIN: Mapping[str, tuple[str, str]] = {
 """Our class -> where its configuration is, and the class of ``transformers`` whose tensors have the same names."""
 
 
+@runtime_checkable
+class _HasTowers(Protocol):
+    """A model with encoders of ``transformers`` inside."""
+
+    @property
+    def towers(self) -> Mapping[str, Any]: ...
+
+
 def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, str]:
     """Writes what the clients share and every client's own model of a finished run.
 
-    LoRA and IA3 are in the layout of ``peft``; a model of which everything was trained is in that of
-    ``transformers``, as far as that has such a class; everything is for :func:`confed.inference.load.load_exported`. A
-    published backbone is referred to by name and SHA-256, any other one is copied once.
+    LoRA and IA3 are in the layout of ``peft``; encoders inside of a model, and a model of which everything was trained,
+    are in that of ``transformers``, as far as that has such a class; everything is for
+    :func:`confed.inference.load.load_exported`. A published backbone is referred to by name and SHA-256, any other one
+    is copied once.
     """
     run = FinishedRun(folder)
     if not personal:
@@ -436,6 +445,7 @@ class _Export:
                 base_model(str(self.source), "", self.run.recipe.run.seed, dtype).save_pretrained(self.root / "base")
         if self.hosted:
             _json(directory / "config.json", self._config(None))
+        self._write_towers(self.root, learning=False)
         self.run.tokenizer.save(directory)
         if not self.own_tokenizer and not isinstance(self.run.tokenizer, ChatTokenizer):
             _tokenizer_settings(directory / "tokenizer_config.json")
@@ -472,6 +482,7 @@ class _Export:
                 parts.setdefault("trained", {})[key] = tensor
         for module_name, held in parts.items():
             _tensors(directory / f"{module_name}.safetensors", held)
+        self._write_towers(directory, learning=True)
         if self.injected is not None:
             self._peft_config(directory, [self.heads["answers"]] if simple and head else None)
         task = self.run.task(client)
@@ -487,6 +498,15 @@ class _Export:
             readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.reachable)),
             encoding="utf-8",
         )
+
+    def _write_towers(self, directory: Path, *, learning: bool) -> None:
+        """The encoders of ``transformers`` inside a model, as that library reads them: the frozen, or the others."""
+        if not isinstance(self.model, _HasTowers):
+            return
+        for name, tower in self.model.towers.items():
+            if any(parameter.requires_grad for parameter in tower.parameters()) == learning:
+                with without_progress_bars():
+                    tower.save_pretrained(directory / name)
 
     def _fitted_head(self, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
         """The tensors of a head's last layer, as many rows as there are answers; others' larger pools need more."""

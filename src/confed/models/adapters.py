@@ -37,9 +37,11 @@ class Adapter(nn.Module):
         *,
         activation: Activation = "relu",
         zero_up: bool = False,
+        planes: bool = False,
         rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        self.planes = planes
         check_value(bottleneck, Annotated[int, AT_LEAST_ONE], "bottleneck")
         check_value(activation, Activation, "activation")
         rng = torch.Generator().manual_seed(0) if rng is None else rng
@@ -50,8 +52,10 @@ class Adapter(nn.Module):
             nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The branch's value, same shape as ``x`` (..., D)."""
-        return self.up(self.act(self.down(x)))
+        """The branch's value, same shape as ``x``, (..., D) or planes (B, D, H, W)."""
+        x = x.movedim(1, -1) if self.planes else x
+        branch = self.up(self.act(self.down(x)))
+        return branch.movedim(-1, 1) if self.planes else branch
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Host:
     module: nn.Module
     width: int  # features of that output, D
     after_norm: bool = False  # whether the module is that layer normalisation
+    planes: bool = False  # whether the output is planes of a convolution, (B, D, H, W)
 
 
 class AdapterBank:
@@ -111,7 +116,9 @@ class AdapterBank:
                 raise ValueError(f"adapter {name!r}: the host {kind} already has a child or attribute called so")
         for host in self.hosts:
             bottleneck = host.width // self.reduction
-            adapter = Adapter(host.width, bottleneck, activation=self.activation, zero_up=self.zero_up, rng=rng)
+            adapter = Adapter(
+                host.width, bottleneck, activation=self.activation, zero_up=self.zero_up, planes=host.planes, rng=rng
+            )
             reference = next(host.module.parameters(), None)
             if reference is not None and not reference.is_meta:
                 # Beside weights of half precision or quantised ones, what learns is of single precision.

@@ -358,7 +358,7 @@ def label_options(
     """
 
 
-def _mini(
+def _text_mini(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
@@ -389,7 +389,7 @@ def _mini(
 
 
 ctran_text_mini = variant(
-    _mini, "ctran_text_mini",
+    _text_mini, "ctran_text_mini",
     "A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.\n\n"
     "Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option\n"
     "that is out of range.",
@@ -437,7 +437,7 @@ def _full(
     return assemble(resnet18(pretrained, norm, seed), norm=norm, image_size=image_size, seed=seed, **options)
 
 
-def _mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: int, **options: Any) -> CTran:
+def _picture_mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: int, **options: Any) -> CTran:
     """C-Tran on a small ResNet.
 
     Options:
@@ -462,7 +462,7 @@ ctran = variant(
     sources=SOURCES, spec=SPEC, vocab_size=0, pretrained=None, image_size=256, layers=3, dropout=0.1,
 )  # fmt: skip
 ctran_mini = variant(
-    _mini, "ctran_mini",
+    _picture_mini, "ctran_mini",
     "A C-Tran for 64 x 64 pictures, small enough to learn on one CPU core: 64 visual tokens of 64 features.",
     "answers vocab_size pretrained embeddings learn_labels swap_states graph norm picture_frozen dropout max_length "
     "seed",

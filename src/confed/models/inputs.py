@@ -41,6 +41,15 @@ def picture_fit(model: Mapping[str, Any]) -> str:
     return "crop" if _cropped_from(processor) else "squeeze"
 
 
+def cropped_middle(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Shorter edge to which a model's processor resizes pictures, and side of the middle that it crops; zeros: all."""
+    processor = _processor(model)
+    crop = processor.get("crop_size")
+    side = crop.get("height") if isinstance(crop, Mapping) else crop
+    edge = _cropped_from(processor)
+    return (edge, side) if edge and isinstance(side, int) else (0, 0)
+
+
 def _processor(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a source's processor of pictures; empty where there is none."""
     source = str(model.get("source", ""))

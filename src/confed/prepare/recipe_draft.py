@@ -1,7 +1,8 @@
 """Recipe with comments for a folder of the user's own data."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from confed.federation.specs import model_spec
@@ -10,7 +11,7 @@ from confed.registry import models
 
 
 @dataclass(frozen=True)
-class _Training:
+class Training:
     """What a form of data is trained with, in a size that a CPU core learns in minutes."""
 
     model: Mapping[str, Any]
@@ -22,45 +23,73 @@ class _Training:
 
 _STEPS = {"epochs": 2, "batch_size": 32, "lr": 1e-3}
 _VQA = {"name": "vqa"}
-_TRAINING: Mapping[str, _Training] = {
-    "classes": _Training(
+_TRAINING: Mapping[str, Training] = {
+    "classes": Training(
         {"name": "vit_mini", "trainable": "all"}, _VQA, _STEPS,
         'published weights: name = "vit_b16" with data.image_size = 224; or name = "clip", source = '
         '"openai/clip-vit-base-patch32", trainable = "prompt" with the methods promptfl and fedpgp, without image_size',
     ),
-    "labels": _Training(
+    "labels": Training(
         {"name": "resnet_multilabel_mini"}, {"name": "multilabel"}, {**_STEPS, "optimizer": "adam", "batch_size": 16},
         'a Transformer over labels: name = "ctran_mini" with task.known = 0.75 and the method fedlgt',
     ),
-    "questions": _Training(
+    "questions": Training(
         {"name": "vilt_mini", "trainable": "all"}, _VQA, _STEPS,
         'published weights: name = "vilt_b32" with data.image_size = 384; or a model that writes: name = "hf", '
         'source = "HuggingFaceTB/SmolVLM-256M-Instruct", trainable = "lora" with task.name = "chat"',
     ),
-    "conversations": _Training(
+    "conversations": Training(
         {"name": "hf", "source": "smolvlm_mini", "trainable": "lora"},
         {"name": "chat", "metric": "f1", "max_new_tokens": 16}, {"epochs": 1, "batch_size": 16, "lr": 1e-2},
         'the packaged smolvlm_mini is for trials; published weights: source = "HuggingFaceTB/SmolVLM-256M-Instruct" '
         "with local.lr = 2e-4; pictures have the size that the model reads, or data.image_size",
     ),
-    "captions": _Training(
+    "captions": Training(
         {"name": "caption_transformer_mini", "max_length": 48}, {"name": "captioning"},
         {"epochs": 3, "batch_size": 16, "lr": 2e-3},
         "of the packaged models this one writes captions from nothing; `confed show hf` tells of pretrained ones",
     ),
-    "regions": _Training(
+    "regions": Training(
         {"name": "mcan_s_mini"}, _VQA, _STEPS,
         "the published sizes: mcan_small, mcan_large, butd, ban_4, mfb, mmnas_small",
     ),
-    "texts": _Training(
+    "texts": Training(
         {"name": "ctran_text_mini"}, {"name": "multilabel"}, {**_STEPS, "optimizer": "adam"},
         "of the packaged models only this one reads texts alone",
     ),
-    "sensors": _Training(
+    "sensors": Training(
         {"name": "modal_transformer_mini"}, _VQA, _STEPS, "the paper's size: modal_transformer",
     ),
 }  # fmt: skip
 _TRAINING = {**_TRAINING, "objects": _TRAINING["labels"], "vqa": _TRAINING["questions"]}
+
+_CNN = {"optimizer": "adam", "epochs": 2, "batch_size": 32, "lr": 2e-3}
+_ENCODERS = "another encoder: any vision, and text, of `transformers` by name or folder; `confed show encoders`"
+
+
+def candidates(form: str, vision: str, text: str) -> dict[str, Training]:
+    """Title -> what a form of data can be trained with: the packaged model, a small CNN, encoders where there are some.
+
+    Args:
+        form: of the data.
+        vision: name or folder of a picture encoder; empty where none can be read.
+        text: name or folder of a text encoder, for questions.
+    """
+    usual = _TRAINING[form]
+    if form not in ("classes", "questions", "vqa"):
+        return {usual.model["name"]: usual}
+    options = {
+        f"{usual.model['name']}, packaged": usual,
+        "cnn_words, from nothing": replace(usual, model={"name": "cnn_words"}, local=_CNN),
+    }
+    if not vision:
+        return options
+    model: dict[str, Any] = {"name": "encoders", "vision": vision}
+    local: dict[str, Any] = {"optimizer": "sgd", "epochs": 2, "batch_size": 32, "lr": 0.1}
+    if text:
+        model, local = {**model, "text": text, "fusion": "product"}, {**_CNN, "lr": 1e-3}
+    return {**options, f"encoders with {Path(vision).name}": replace(usual, model=model, local=local, larger=_ENCODERS)}
+
 
 _KEYS = {
     "root": "the folder; another machine needs its own path",
@@ -85,11 +114,20 @@ _KEYS = {
 """Comments on keys of ``[data]``."""
 
 
-def draft(reading: Found, name: str, left: str = "", rounds: int = 5, device: str = "cpu") -> str:
-    """The text of a recipe that runs as it is."""
-    training = _TRAINING[reading.form]
+def draft(
+    reading: Found,
+    name: str,
+    left: str = "",
+    rounds: int = 5,
+    device: str = "cpu",
+    training: Training | None = None,
+    tried: Sequence[str] = (),
+) -> str:
+    """The text of a recipe that runs as it is, with the usual model of its form, or another training."""
+    training = training or _TRAINING[reading.form]
     head = ["Written by `confed init`. What was found:", *(f"- {line}" for line in reading.saw)]
     head += [f"- not read: {left}"] if left else []
+    head += [f"- {line}" for line in tried]
     head += [
         "",
         f"confed data describe {name}    clients, splits, examples and faults; with --html FILE as a page",

@@ -179,7 +179,7 @@ def _standing(rows: Sequence[Entry]) -> str:
         Column("stands out by", words=True, read=lambda row: formats.names(row["far"])),
     )
     notes = [
-        "Norm, cosine: of updates, means over rounds. Loss: of the site's update in the first, middle and last round. "
+        "Norm and cosine: of updates, means over rounds. Loss: of the site's update in the first, middle, last round. "
         "Moves: distance to the model trained without the site, as a share of the way from the start of training.",
         "A site stands out 3.5 robust standard deviations from the median; of fewer than five sites none is said to.",
     ]
