@@ -16,7 +16,7 @@ from confed.system.events import Caution, JobEnded, JobProgress, JobsPlanned, Jo
 from tiny_runs import TINY
 
 
-def test_the_display_has_a_line_per_process_on_a_terminal_and_per_job_elsewhere() -> None:
+def test_a_display_has_a_line_per_process_or_per_job() -> None:
     told = [
         JobsPlanned(["A, seed 0", "B, seed 0", "A, seed 1"], 4),
         JobStarted(0, 0),

@@ -103,9 +103,7 @@ def test_models_are_copies_of_their_own(finished: confed.Run) -> None:
         finished.batch("warm", "all")  # type: ignore[arg-type]
 
 
-def test_predictions_are_those_of_the_command_line_from_files_arrays_and_pictures(
-    finished: confed.Run, tmp_path: Path
-) -> None:
+def test_predictions_are_those_of_the_command_line(finished: confed.Run, tmp_path: Path) -> None:
     Image.fromarray(PICTURE).save(tmp_path / "grey.png")
     expected = ask(finished.folder, tmp_path / "grey.png", "which colour is this?", "warm", top=2)
     for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
@@ -183,7 +181,7 @@ def test_objects_of_this_session_run_resume_and_answer_here_only(tmp_path: Path)
         models.add(name, entry)
 
 
-def test_spawned_processes_do_not_have_the_objects_of_this_session() -> None:
+def test_spawned_processes_lack_the_objects_of_this_session() -> None:
     run = {"workers": 2, "start_method": "spawn"}
     recipe = confed.Recipe(model=Linear(4), data="squares", run=run)
     assert in_this_session(recipe, lambda event: None).run.workers == 1
@@ -227,7 +225,7 @@ def test_missing_tools_and_libraries_are_named(tmp_path: Path, monkeypatch: Patc
         _ = run.history
 
 
-def test_settings_of_another_algorithm_than_the_methods_are_refused(tmp_path: Path) -> None:
+def test_settings_of_another_algorithm_are_refused(tmp_path: Path) -> None:
     prox = {**TINY, "algorithm.name": "fedprox", "algorithm.mu": 0.5}
     with refused(r"algorithm\.name='fedprox' has no effect on fedavg: leave method='fedavg' out"):
         confed.run("fedvqa_scenes", prox, method="fedavg")

@@ -120,7 +120,7 @@ def _recipe(folder: Path, *changes: tuple[str, str]) -> Path:
 
 @pytest.mark.timeout(1200)  # of many processes, on a machine that may be busy
 @pytest.mark.slow
-def test_an_array_with_a_killed_and_a_requeued_task_gives_the_bytes_of_one_machine(tmp_path: Path) -> None:
+def test_an_array_with_killed_tasks_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
     _recipe(tmp_path)
     _stand_ins(tmp_path)
     asked = ["compare", "tiny.toml", "--seeds", "2"]
@@ -145,7 +145,7 @@ def test_an_array_with_a_killed_and_a_requeued_task_gives_the_bytes_of_one_machi
 
 
 @pytest.mark.slow
-def test_cells_of_a_sweep_that_its_setting_does_not_concern_are_computed_once(tmp_path: Path) -> None:
+def test_cells_that_the_setting_does_not_concern_are_run_once(tmp_path: Path) -> None:
     """Over FedProx's mu, local training is one cell, and the table is that of one machine."""
     few = ("rounds = 60", "rounds = 2"), ('["local", "fedavg"]', '["local", "fedprox"]')
     recipe, asked = _recipe(tmp_path, *few), ["algorithm.mu=0.1,0.2", "--methods", "local,fedprox"]
@@ -199,9 +199,7 @@ def test_a_task_learns_its_cell_from_its_scheduler(array: Path, monkeypatch: Pat
     assert load(array).failures.keys() == {"fedlgt/seed-0"}
 
 
-def test_a_cell_stops_after_its_round_for_the_time_limit_and_goes_on(
-    array: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_a_cell_stops_for_the_time_limit_and_goes_on(array: Path, monkeypatch: Patch, capfd: Capture) -> None:
     from confed.runs.run import Runner
 
     before, asked = Runner._after, list[int]()
@@ -224,9 +222,7 @@ def test_a_cell_stops_after_its_round_for_the_time_limit_and_goes_on(
     assert rounds == [1, 2, 3]
 
 
-def test_a_cell_that_finishes_no_round_in_its_time_is_not_requeued(
-    array: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_a_cell_that_finishes_no_round_is_not_requeued(array: Path, monkeypatch: Patch, capfd: Capture) -> None:
     from confed.engines.local import InProcess
 
     def slow(*_: object) -> None:

@@ -213,7 +213,7 @@ def test_wrong_data_leaves_no_folder_behind(tmp_path: Path, capfd: Capture):
     assert not folder.exists()
 
 
-def test_a_row_of_the_recipe_that_the_study_leaves_out_is_no_error(tmp_path: Path):
+def test_a_row_that_the_study_leaves_out_is_no_error(tmp_path: Path):
     source = tmp_path / "mine.toml"
     source.write_text(
         '[algorithm]\nname = "fedavg"\n[model]\nname = "vilt_tiny"\n[task]\nname = "vqa"\n'

@@ -60,9 +60,7 @@ def test_help_needs_no_numerical_library():
         pytest.param("fedlgt_scenes", {"resnet"}, marks=pytest.mark.slow),
     ],
 )
-def test_the_way_to_the_first_round_imports_what_the_network_needs(
-    tmp_path: Path, recipe: str, families: set[str] | None
-):
+def test_a_first_round_imports_what_the_network_needs(tmp_path: Path, recipe: str, families: set[str] | None):
     small = ("data.train=8", "data.validation=4", "data.test=4", "run.workers=1", "run.evaluate_every=0")
     there = modules(FIRST_ROUND, "run", recipe, "study.methods=[]", *small, "--out", tmp_path / "run")
     assert loaded(there, NEVER) == []

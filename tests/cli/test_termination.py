@@ -29,7 +29,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_a_run_with_workers_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "confed.cli", "run", "fedvqa_scenes", *SMALL, "run.workers=2"]
     paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -91,7 +91,7 @@ def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: Patc
     assert not said
 
 
-def test_a_worker_whose_parent_is_gone_in_the_middle_of_a_call_ends_quietly(monkeypatch: Patch) -> None:
+def test_a_worker_whose_parent_is_gone_ends_quietly(monkeypatch: Patch) -> None:
     handlers: dict[int, object] = {}
     monkeypatch.setattr("confed.engines.workers.signal.signal", handlers.__setitem__)
     for parts in ([], [b"{}"], [b"{}", b"half"]):

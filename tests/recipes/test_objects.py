@@ -38,7 +38,7 @@ def test_objects_are_written_as_files_have_them() -> None:
     assert (given.sections["data"]["name"], given.local.lr, given.run.joins) == ("squares", 0.5, {"warm": 2})
 
 
-def test_classes_and_functions_of_modules_are_named_by_their_modules() -> None:
+def test_classes_and_functions_are_named_by_their_modules() -> None:
     recipe = confed.Recipe(algorithm=Halved(share=0.25), model=linear, data=squares, task="vqa")
     assert recipe.sections["algorithm"]["name"] == "tiny_runs:Halved"
     assert recipe.sections["model"]["name"] == "tiny_runs:linear"
@@ -46,7 +46,7 @@ def test_classes_and_functions_of_modules_are_named_by_their_modules() -> None:
     assert confed.Recipe(algorithm=Halved, model=linear, data=squares).construct("algorithm") == Halved()
 
 
-def test_objects_without_a_name_are_of_this_session_and_told_apart_by_their_values() -> None:
+def test_objects_without_a_name_are_told_apart_by_their_values() -> None:
     data, model = squares(4, 2), Linear(4)
     recipe = confed.Recipe(model=model, data=data)
     assert recipe.session_only == tuple(recipe.sections[s]["name"] for s in ("model", "data"))

@@ -12,7 +12,7 @@ ROW = '[study]\nmethods = ["fedavg"]\n[methods.fedavg.local]\nwarmup = 0.2\n'
 RENAMED = "run.buffer is now run.async.buffer, run.features is now run.features.keep"
 
 
-def test_a_file_with_old_keys_is_that_with_new_ones_and_one_warning_names_them() -> None:
+def test_old_keys_are_the_new_ones_and_one_warning_names_them() -> None:
     with pytest.warns(UserWarning, match=RENAMED) as told:
         recipe = parse_recipe(PLAIN + OLD + ROW)
     assert len(told) == 1

@@ -10,7 +10,7 @@ from confed.recipes.recipe import RunSection, load_recipe, packaged_recipes
 from confed.registry import tasks
 
 
-def test_the_packaged_recipes_are_sound_and_come_back_from_their_own_toml(tmp_path: Path) -> None:
+def test_packaged_recipes_are_sound_and_come_back_from_toml(tmp_path: Path) -> None:
     assert "fedvqa_scenes" in packaged_recipes()
     for one in packaged():
         recipe = load_recipe(f"recipes/{one.name}.toml", [f"data.{key}=somewhere" for key in one.missing])
@@ -98,7 +98,7 @@ def test_missing_recipe_and_broken_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ["..", ".hidden", ":Method", "a/b", "summary.json", "Report.html", "table.tex", "compare.md.part", "figures"]
 )
-def test_a_row_is_called_neither_like_another_folder_nor_like_a_file_of_the_study(row: str) -> None:
+def test_a_row_is_called_like_no_folder_and_no_file_of_a_study(row: str) -> None:
     with refused(rf"study\.methods: a row.*got '{row}'"):
         load_recipe("fedvqa_scenes", [f'study.methods=["{row}"]'])
 
@@ -110,7 +110,7 @@ def test_rows_may_be_versions_signs_and_classes() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedvqa_gqa_a", "fedvqa_gqa_b"])
-def test_the_gqa_recipes_have_the_table_of_the_built_in_benchmark(name: str) -> None:
+def test_gqa_recipes_have_the_table_of_the_built_in_benchmark(name: str) -> None:
     recipe = load_recipe(name, ["data.root=somewhere"])
     assert recipe.table == load_recipe("fedvqa_scenes").table
     assert recipe.with_rows(recipe.table).methods == recipe.table  # every row is sound
@@ -130,7 +130,7 @@ def test_keywords_of_a_new_constructor_may_stand_before_its_name() -> None:
     assert other.sections["model"]["max_length"] == 9
 
 
-def test_the_official_recipe_of_bicsl_judges_all_rows_by_one_metric() -> None:
+def test_bicsls_official_recipe_judges_all_rows_by_one_metric() -> None:
     recipe = load_recipe("bicsl_vqa2_official")
     found: dict[str, str] = {}
     for row in recipe.methods:
@@ -155,7 +155,7 @@ def test_another_source_takes_no_revision_over(tmp_path: Path) -> None:
     assert kept.sections["model"]["revision"] == "cccccc"
 
 
-def test_a_model_that_scores_answers_and_a_named_task_leave_the_task_as_it_is() -> None:
+def test_a_model_of_answers_and_a_named_task_leave_the_task() -> None:
     assert load_recipe("fedvqa_scenes", ["model.name=vilt_tiny"]).sections["task"]["name"] == "vqa"
     named = load_recipe("fedvqa_scenes", ["task.name=chat", "model.name=hf", "model.source=smolvlm_mini"])
     assert named.sections["task"]["name"] == "chat"

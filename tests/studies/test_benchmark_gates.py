@@ -16,7 +16,7 @@ SMALL = ["data.train=16", "data.validation=4", "data.test=8", "run.rounds=1", "m
 SMALL += ["run.controls=all", "run.modality_matrix=false"]
 
 
-def test_references_of_the_feddat_recipe_are_told_by_what_they_train() -> None:
+def test_feddats_references_are_told_by_what_they_train() -> None:
     recipe = load_recipe("feddat_domain")
     rows = rows_for_gates(with_references(recipe.with_rows(recipe.table)))
     assert rows == Rows("central", "adapter_local", ("clf_local", "adapter_local"), ("full", "adapter"))
@@ -62,7 +62,7 @@ def test_gates_of_a_recipe_and_of_its_study(tmp_path: Path, capsys: Capture) -> 
     assert json.loads(capsys.readouterr().out)["gates"] == content["gates"]
 
 
-def test_a_study_that_is_not_the_same_with_more_rounds_is_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_a_study_that_differs_in_more_than_rounds_is_refused(tmp_path: Path, capsys: Capture) -> None:
     from confed.studies.runner import run_study
     from confed.studies.study import open_study
 

@@ -47,7 +47,7 @@ def test_faulty_options_are_named(text: str, expected: str) -> None:
         parse_options([text])
 
 
-def test_the_variable_of_each_scheduler_gives_the_number_of_the_cell() -> None:
+def test_each_schedulers_variable_gives_the_cells_number() -> None:
     for name in ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX", "SGE_TASK_ID"):
         assert array_index({name: "7"}) == 7
     assert array_index({"JOB_COMPLETION_INDEX": "0"}) == 1

@@ -16,7 +16,7 @@ from ray_scenarios import STUDY, scenario
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_study_on_two_nodes_of_which_one_is_killed_has_the_bytes_of_one_machine() -> None:
+def test_a_study_with_a_killed_node_has_the_bytes_of_one_machine() -> None:
     found = scenario("study", 900)
     assert found["killed"]["rounds"] >= 3
     assert (found["code"], found["shown"], found["alone"]) == (0, 0, 0)

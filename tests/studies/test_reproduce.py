@@ -116,7 +116,7 @@ def test_single_runs_interval_is_over_examples(study: Path) -> None:
     assert np.diff(figure["one_run"])[0] == pytest.approx(2 * 1.959963984540054 * error)
 
 
-def test_values_within_the_interval_are_told_with_the_first_difference(file: Path, run: RunResults) -> None:
+def test_values_within_the_interval_have_the_first_difference(file: Path, run: RunResults) -> None:
     def change(row: dict[str, Any]) -> None:
         run = row["runs"][1]
         run["digests"]["history"] = run["digests"]["predictions"] = "0"
@@ -166,9 +166,7 @@ def test_bits_alone_are_no_equality_where_no_interval_is_known(file: Path, run: 
     assert all(figure.inside for figure in verdict.figures.values())  # equal, and no reason to call them outside
 
 
-def test_a_figure_without_an_interval_is_compared_as_far_as_it_has_digits_and_else_not_judged(
-    file: Path, run: RunResults, capfd: Capture
-) -> None:
+def test_a_figure_without_an_interval_is_compared_by_its_digits(file: Path, run: RunResults, capfd: Capture) -> None:
     def change(row: dict[str, Any]) -> None:
         row["runs"][1]["digests"]["models"] = "0"
         row["metrics"]["personal_worst"]["one_run"] = None
@@ -499,7 +497,7 @@ def higher(content: dict[str, Any]) -> None:
     content["rows"][1]["metrics"]["global_seen_mean"]["mean"] += 0.01
 
 
-def test_means_of_one_seed_are_that_seeds_figures_and_named_where_they_differ(table: Path, run: RunResults) -> None:
+def test_means_of_one_seed_are_that_seeds_figures(table: Path, run: RunResults) -> None:
     verdict = judge(changed(table, one_seed, "fedavg"), run)
     assert (verdict.word, verdict.where) == ("equal figures", ())
     assert {figure.mean_of for figure in verdict.figures.values()} == {1}

@@ -246,7 +246,7 @@ def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("grid", [True, False])
-def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
+def test_a_folder_that_was_cut_short_is_made_by_the_same_command(
     tmp_path: Path, monkeypatch: Patch, grid: bool
 ) -> None:
     root, written = tmp_path / "study", list[str]()
@@ -281,7 +281,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
 
 
 @pytest.mark.usefixtures("plain")
-def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(tmp_path: Path, capfd: Capture) -> None:
+def test_tuned_values_are_used_and_give_way_to_the_command_line(tmp_path: Path, capfd: Capture) -> None:
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
     command = ["compare", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
@@ -304,7 +304,7 @@ def _bytes(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_in_the_middle_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     open_study(tiny("local,fedavg", "run.rounds=3"), tmp_path / "whole", [0, 1])
     run_study(tmp_path / "whole")
     root = tmp_path / "cut"

@@ -75,7 +75,7 @@ def test_one_table_over_all_values(root: Path) -> None:
     assert "data.shards=1, run.rounds=1 (5 clients): 1; data.shards=2, run.rounds=2 (10 clients): 2." in text
 
 
-def test_the_figure_has_a_point_per_number_of_clients_with_its_rounds(root: Path) -> None:
+def test_the_figure_has_a_point_per_number_of_clients(root: Path) -> None:
     svg = (root / "figures/sweep.svg").read_text()
     for text in (">5<", ">10<", ">1 round<", ">2 rounds<", ">clf-L<", ">full*<", ">clients<"):
         assert text in svg, text
@@ -192,7 +192,7 @@ def test_what_the_setting_does_not_concern_is_run_once(lines: Path) -> None:
     assert "odd" in splits[1]
 
 
-def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Path) -> None:
+def test_the_figure_has_a_line_per_split(lines: Path) -> None:
     results = json.loads((lines / "results.json").read_text())
     assert results["by"] == "data.split"
     svg = (lines / "figures/sweep.svg").read_text()
@@ -215,7 +215,7 @@ def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Pat
         open_sweep(lines, Sweep("mine", "algorithm.rate", points_of(Axis("algorithm.rate", ("0.1",)))), {})
 
 
-def test_there_is_no_mean_improvement_where_the_reference_is_at_0(lines: Path, tmp_path: Path) -> None:
+def test_no_mean_improvement_where_the_reference_is_at_0(lines: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(lines, copy)
     for file in copy.glob("*/*/seed-0/summary.json"):

@@ -203,7 +203,7 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     assert f"{out}/narrow" in refusal(capsys, "report", str(out), "--figures")
 
 
-def test_models_run_with_other_settings_do_not_stand_in_one_table(source: Path, tmp_path: Path) -> None:
+def test_models_with_other_settings_are_not_in_one_table(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "out"
     opened(load_recipe(source), ["narrow"], root)
     same = load_recipe(source, ["run.seed=3", "run.gallery=2", "local.lr=0.2", 'study.methods=["soft"]'])
@@ -221,7 +221,7 @@ def test_a_faulty_model_leaves_no_folder_behind(source: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_models_of_one_label_are_told_apart_and_those_without_a_run_are_named(tmp_path: Path) -> None:
+def test_models_of_one_label_are_told_apart(tmp_path: Path) -> None:
     for row, method in (("a", "fedavg"), ("a", "fedp3"), ("b", "fedavg")):
         make_run(tmp_path / row / method / "seed-0", method, 0)
     failed = {"recipe": "r", "methods": ["fedavg"], "runs": [{"method": "fedavg", "seed": 0}]}
@@ -285,7 +285,7 @@ def renamed(folder: Path, metric: str, soft: bool = False) -> None:
         save_file(found, folder / "predictions.safetensors")
 
 
-def test_metrics_of_two_names_are_compared_where_all_scores_are_right_or_wrong(tmp_path: Path) -> None:
+def test_metrics_of_two_names_are_compared_if_scores_are_0_or_1(tmp_path: Path) -> None:
     make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
     other = make_run(tmp_path / "fedp3" / "seed-0", "fedp3", 0)
     assert metric_note(load(tmp_path).runs) == ""

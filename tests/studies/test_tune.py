@@ -64,7 +64,7 @@ def synthetic(monkeypatch: Patch):
     return calls
 
 
-def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: Patch) -> None:
+def test_the_space_is_the_learning_rate_and_the_methods_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(FedP3, "traits", replace(FedP3.traits, search=SEARCH))
     recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
     assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.0018, 0.003, 0.006, 0.009)}
@@ -86,9 +86,7 @@ def test_no_learning_rate_is_searched_where_no_optimiser_steps() -> None:
     assert set(search_space(load_recipe("prompts_scenes"), "afl")) == {"ridge"}
 
 
-def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
-    synthetic: list[Recipe], tmp_path: Path
-) -> None:
+def test_one_budget_no_duplicates_and_the_best_of_the_finished(synthetic: list[Recipe], tmp_path: Path) -> None:
     found = chosen(tiny("fedavg", "fedp3"), tmp_path, budget=8)
     assert [len(tuned.trials) for tuned in found] == [4, 8]  # FedAvg's space has four points
     assert all(recipe.run.seed == 100 for recipe in synthetic)
@@ -301,7 +299,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Pat
 
 
 @pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])
-def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(row: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_scores_are_those_of_a_run_without_test_data(row: str, tmp_path: Path, monkeypatch: Patch) -> None:
     recipe = load_recipe("fedvqa_scenes", TINY).method(row).with_run(seed=100, workers=1, evaluate_examples=0)
     run(recipe, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

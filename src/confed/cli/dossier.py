@@ -11,7 +11,7 @@ from confed.cli.completion import complete_folder
 from confed.system.events import ignore
 
 
-@app.command(rich_help_panel="Use and examine")
+@app.command(short_help="Examine what a run's model gives away, and what sites gain.")
 def dossier(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.", autocompletion=complete_folder)],
     limits: Annotated[Path | None, typer.Option(help="TOML file with [release]; without, figures only.")] = None,

@@ -73,7 +73,7 @@ Turns = Literal["each", "last"]
 
 
 @dataclass(frozen=True)
-class Dealing(Options):
+class ConversationOptions(Options):
     """Options of how conversations are shared out, beside those of all datasets.
 
     Attributes:
@@ -117,7 +117,7 @@ def share_conversations(
     records: Sequence[ChatRecord],
     pictures: np.ndarray | Pictures,
     index: Mapping[str, int],
-    options: Dealing,
+    options: ConversationOptions,
     facts: Mapping[str, str],
     account: Account,
 ) -> FederatedDataset:

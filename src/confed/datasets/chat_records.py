@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
+from confed.data.chat_federate import ConversationOptions, Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord
 from confed.data.chat_files import chat_records as read_records
 from confed.data.examples import FederatedDataset
@@ -28,7 +28,7 @@ from confed.datasets.reader import reader
     "fold_case image_size unreadable check seed",
     things="examples", partition=Partition | None,
 )  # fmt: skip
-def chat_records(how: Dealing, files: Sequence[str] = ()) -> FederatedDataset:
+def chat_records(how: ConversationOptions, files: Sequence[str] = ()) -> FederatedDataset:
     """Conversations shared out among clients. Owners and test sets are the same for all seeds.
 
     Where every one is a single question about a single picture, the data are plain questions for any model; others need

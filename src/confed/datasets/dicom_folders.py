@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import Dealing
+from confed.data.chat_federate import ConversationOptions
 from confed.data.examples import FederatedDataset
 from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
@@ -31,7 +31,7 @@ _SHOWN = (1, 1, -1)
     things="examples", partition=ClassPartition | None,
 )  # fmt: skip
 def dicom_folders(
-    how: Dealing,
+    how: ConversationOptions,
     table: str = "",
     frames: Literal["middle", "all"] = "middle",
     window: tuple[float, float] | None = None,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.bounded_files import most_array_bytes
-from confed.data.chat_federate import Dealing, Partition, share_conversations
+from confed.data.chat_federate import ConversationOptions, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -38,7 +38,7 @@ from confed.federation.ranges import AT_LEAST_ONE
     things="examples", partition=Partition | None,
 )  # fmt: skip
 def hub(
-    how: Dealing,
+    how: ConversationOptions,
     source: str | Tables,
     revision: str = "",
     config: str = "",

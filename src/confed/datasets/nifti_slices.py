@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import Dealing
+from confed.data.chat_federate import ConversationOptions
 from confed.data.examples import FederatedDataset
 from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
 from confed.data.intake.opening import read_picture
@@ -33,7 +33,7 @@ _SHARES = (0.5, 99.5)
     things="examples", partition=ClassPartition | None,
 )  # fmt: skip
 def nifti_slices(
-    how: Dealing,
+    how: ConversationOptions,
     table: str = "",
     plane: Plane = "axial",
     slices: Annotated[int, AT_LEAST_ONE] = 1,

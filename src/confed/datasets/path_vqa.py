@@ -10,7 +10,7 @@ pictures in ``images/{train,val,test}``.
 from pathlib import Path
 from typing import Annotated, Any
 
-from confed.data.chat_federate import Dealing, Partition, share_conversations
+from confed.data.chat_federate import ConversationOptions, Partition, share_conversations
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -33,7 +33,7 @@ _FACTS = {
     "root partition * clients alpha max_train max_test image_size unreadable seed",
     partition=Annotated[Partition, "iid"],
 )  # fmt: skip
-def path_vqa(how: Dealing) -> FederatedDataset:
+def path_vqa(how: ConversationOptions) -> FederatedDataset:
     """Questions about pathology shared out among clients, in the published splits; a picture has one client.
 
     Options:

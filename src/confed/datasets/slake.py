@@ -8,7 +8,7 @@ of objects with ``qid``, ``img_name`` ("xmlab0/source.jpg"), ``question``, ``ans
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
+from confed.data.chat_federate import ConversationOptions, Partition, share_conversations, shown_files
 from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -31,7 +31,9 @@ _FACTS = {
     partition=Annotated[Partition, "place"], clients=3,
 )  # fmt: skip
 def slake(
-    how: Dealing, language: Literal["en", "zh", "all"] = "en", place: Literal["modality", "location"] = "modality"
+    how: ConversationOptions,
+    language: Literal["en", "zh", "all"] = "en",
+    place: Literal["modality", "location"] = "modality",
 ) -> FederatedDataset:
     """Medical questions, one client per kind of picture or part of the body, in the published splits.
 

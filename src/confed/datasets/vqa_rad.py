@@ -8,7 +8,7 @@ Below ``root``, as published (https://osf.io/89kps): ``VQA_RAD Dataset Public.js
 from functools import partial
 from typing import Annotated, Any
 
-from confed.data.chat_federate import Dealing, Partition, share_conversations, shown_files
+from confed.data.chat_federate import ConversationOptions, Partition, share_conversations, shown_files
 from confed.data.chat_files import records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
@@ -31,7 +31,7 @@ _FACTS = {
     "root partition * clients alpha validation max_train max_test image_size unreadable check seed",
     partition=Annotated[Partition, "place"], clients=3,
 )  # fmt: skip
-def vqa_rad(how: Dealing) -> FederatedDataset:
+def vqa_rad(how: ConversationOptions) -> FederatedDataset:
     """Radiology questions, one client per organ or shared out; test questions are the published ones.
 
     Test questions are about pictures that others are trained on, as published: a fact says about how many.

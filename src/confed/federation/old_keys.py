@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 RENAMED: Mapping[str, str] = {
     "local.schedule": "local.schedule.kind",
@@ -44,7 +44,7 @@ def _moved(section: Mapping[Any, Any], parts: tuple[str, ...], before: list[str]
         for step in now[len(parts) : -1]:
             target = target.setdefault(step, {})
         if isinstance(value, Mapping):
-            table: Mapping[Any, Any] = value
+            table = cast("Mapping[Any, Any]", value)
             target.setdefault(key, {}).update(_moved(table, (*parts, key), before))
         else:
             target[now[-1]] = value

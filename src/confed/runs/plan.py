@@ -50,8 +50,8 @@ BATCHES = (2, 6)
 ROUNDS = 50
 """Rounds whose cohorts are looked at; of more, so many that are spread evenly."""
 
-ROW_BYTES = 28
-"""Bytes of a test example in ``predictions.safetensors``: its score, answer, right answer and name."""
+ROW_BYTES = 68
+"""Bytes of a test example in ``records/`` and in ``predictions.safetensors``: score, answer, right answer, name."""
 
 MEASURED = 4
 """Clients that are measured in every step, if one takes less than :data:`SLOW` seconds; one otherwise."""

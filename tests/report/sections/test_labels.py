@@ -9,11 +9,10 @@ from safetensors.numpy import load_file
 
 from coloured_labels import LABELS, RECIPE, colours_dataset, told
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.labels import label_scores, shares
 from confed.report.figures.save import figures
 from confed.report.report import render
 from confed.report.sections.general import clients
-from confed.report.sections.labels import labelled, unit
+from confed.report.sections.labels import label_scores, labelled, shares, unit
 from confed.results.history import curve, judged_curve, judged_words, nobody_has_own
 from confed.results.runs import load
 from confed.runs.run import run
