@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import confed
 from command_line import confed as command
 from confed.recipes.recipe import load_recipe
-from confed.release.account import kinds_of, sent_by_site, spans
+from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.case import Case
 from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared
@@ -157,7 +157,7 @@ def test_account_of_rounds_kinds_and_outliers() -> None:
         ("none", 0, 0, None),
     ]
     tensors = {"head.w": torch.zeros(3), "q.lora_a": torch.zeros(2), "body.w": torch.zeros(5)}
-    assert kinds_of(tensors, ["head"]) == {"head": 3, "LoRA": 2, "other layers": 5}
+    assert tensor_kinds(tensors, ["head"]) == {"head": 3, "LoRA": 2, "other layers": 5}
     assert robust_z([1.0, 2.0, 3.0, 4.0, 100.0])[-1] == pytest.approx(0.6745 * 97)
     assert not robust_z([1.0, 1.0, 1.0, 9.0]).any()
 

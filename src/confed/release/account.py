@@ -46,7 +46,7 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges) or "none"
 
 
-def kinds_of(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
+def tensor_kinds(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
     """Kind of tensor -> number of values: LoRA, adapters and prompts by their names, heads, and everything else."""
     kinds: dict[str, int] = {}
     for name, tensor in tensors.items():

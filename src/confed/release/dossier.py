@@ -17,7 +17,7 @@ from typing import Any
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
 from confed.metrics.statistics import LEVEL, holm
-from confed.release.account import kinds_of, sent_by_site
+from confed.release.account import sent_by_site, tensor_kinds
 from confed.release.case import Case
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
@@ -142,7 +142,7 @@ class Examination:
             "figures": judged,
             "probes": probes_made,
             "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
-            "kinds": kinds_of(
+            "kinds": tensor_kinds(
                 {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
             ),
             "gains": [{**asdict(row), "sentence": row.sentence} for row in gained],
