@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import confed
 from command_line import confed as command
 from confed.recipes.recipe import load_recipe
-from confed.release.account import sent_by_site, spans, values_by_kind
+from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.case import Case
 from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared
@@ -142,7 +142,7 @@ def test_whether_to_stay_follows_from_the_interval() -> None:
     rows = compared(federated, local, {"global/a/correct": right}, ["a", "b", "c"])
     assert rows[0].sentence.startswith("a should stay: the federation is worth +100.0 points")
     assert rows[1].sentence.startswith("b should not stay for accuracy's sake")
-    assert rows[2].sentence.startswith("c: not shown either way, 0.0 points")
+    assert rows[2].sentence.startswith("c: not shown either way after correction, 0.0 points")
     assert rows[0].pooled == 1.0
     assert rows[0].p == pytest.approx(3 * 2**-59, rel=1e-6)
 
@@ -157,7 +157,7 @@ def test_account_of_rounds_kinds_and_outliers() -> None:
         ("none", 0, 0, None),
     ]
     tensors = {"head.w": torch.zeros(3), "q.lora_a": torch.zeros(2), "body.w": torch.zeros(5)}
-    assert values_by_kind(tensors, ["head"]) == {"head": 3, "LoRA": 2, "other layers": 5}
+    assert tensor_kinds(tensors, ["head"]) == {"head": 3, "LoRA": 2, "other layers": 5}
     assert robust_z([1.0, 2.0, 3.0, 4.0, 100.0])[-1] == pytest.approx(0.6745 * 97)
     assert not robust_z([1.0, 1.0, 1.0, 9.0]).any()
 

@@ -77,7 +77,7 @@ def test_membership_is_found_where_planted_and_not_in_controls() -> None:
     assert sum(_records(0.0, seed) < 0.05 for seed in range(10)) <= 1
 
 
-def test_sites_membership_is_found_where_planted() -> None:
+def test_sites_are_told_where_planted_and_not_in_controls() -> None:
     rng = np.random.default_rng(0)
     losses = rng.normal(1, 0.01, (4, 5)) + np.pad(0.2 * np.eye(4), ((0, 0), (0, 1)))
     planted = site_membership(losses)
@@ -106,7 +106,7 @@ def test_outputs_name_sites_where_planted_only() -> None:
     assert control.p > 0.05
 
 
-def test_own_class_of_a_site_is_named() -> None:
+def test_own_class_is_named_and_equal_sites_tell_nothing() -> None:
     shares = np.full((4, 10), 0.1)
     shares[:, 0] = 0.0
     shares[2, 0] = 0.3

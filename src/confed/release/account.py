@@ -27,7 +27,7 @@ def sent_by_site(
     lines = [line for line in history if line["event"] in ("round", "finish")]
     rows: list[Sent] = []
     for site in sites:
-        took_part = [line for line in lines if site in line["bytes_up"] and site not in line["errors"]]
+        took_part = [line for line in lines if site in line["bytes_up"].keys() - line["errors"].keys()]
         rounds = spans([line["round"] for line in took_part])
         total = sum(line["bytes_up"][site] for line in took_part)
         records = examples.get(site, {}).get("train")
@@ -46,7 +46,7 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges) or "none"
 
 
-def values_by_kind(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
+def tensor_kinds(tensors: Params, heads: Sequence[str]) -> dict[str, int]:
     """Kind of tensor -> number of values: LoRA, adapters and prompts by their names, heads, and everything else."""
     kinds: dict[str, int] = {}
     for name, tensor in tensors.items():

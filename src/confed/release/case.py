@@ -117,8 +117,11 @@ class Watched(InProcess):
 def update_of(call: Call, reply: Reply) -> dict[str, Tensor]:
     """What a client's training changed: reply minus broadcast, of the tensors that both have."""
     before, after = call.message.tensors, reply.message.tensors
-    shared = [name for name in after if name in before and after[name].is_floating_point()]
-    return {name: after[name].float() - before[name].float() for name in shared}
+    changes: dict[str, Tensor] = {}
+    for name, tensor in after.items():
+        if name in before and tensor.is_floating_point():
+            changes[name] = tensor.float() - before[name].float()
+    return changes
 
 
 def sent_model(call: Call, reply: Reply) -> Models:
@@ -307,4 +310,5 @@ class Case:
     def sent_names(self) -> list[str]:
         """Names of the tensors that the first site trains and sends."""
         scopes = self.workspace.scopes(self.algorithm, next(iter(self.infos.values())))
-        return [n for n, t in self.workspace.tensors.items() if scopes.get(n) is Scope.SHARED and t.requires_grad]
+        shared = [name for name in self.workspace.tensors if scopes.get(name) is Scope.SHARED]
+        return [name for name in shared if self.workspace.tensors[name].requires_grad]

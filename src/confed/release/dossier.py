@@ -17,7 +17,7 @@ from typing import Any
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
 from confed.metrics.statistics import LEVEL, holm
-from confed.release.account import sent_by_site, values_by_kind
+from confed.release.account import sent_by_site, tensor_kinds
 from confed.release.case import Case
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
@@ -142,7 +142,7 @@ class Examination:
             "figures": judged,
             "probes": probes_made,
             "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
-            "kinds": values_by_kind(
+            "kinds": tensor_kinds(
                 {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
             ),
             "gains": [{**asdict(row), "sentence": row.sentence} for row in gained],
@@ -243,7 +243,9 @@ def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) ->
 def described(case: Case) -> dict[str, Any]:
     """What was run, as JSON."""
     sections, local = case.recipe.sections, case.setup.local
-    protections = {name: getattr(case.algorithm, name) for name in ("update_privacy", "secure_sum", "robust")}
+    protections = {
+        name: getattr(case.algorithm, name) for name in ("record_privacy", "update_privacy", "secure_sum", "robust")
+    }
     return {
         "folder": case.folder.resolve().name,
         "method": case.summary.label,

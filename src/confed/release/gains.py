@@ -45,7 +45,7 @@ class Gain:
             return f"{self.site} should stay: the federation is worth {figure} to it."
         if self.p <= LEVEL:
             return f"{self.site} should not stay for accuracy's sake: alone it is better, {figure}."
-        return f"{self.site}: not shown either way, {figure} on {self.examples} test records."
+        return f"{self.site}: not shown either way after correction, {figure} on {self.examples} test records."
 
 
 def references(case: Case) -> dict[str, Path]:

@@ -78,5 +78,5 @@ def influence_of(case: Case, site: str) -> float | None:
 
 
 def _distance(a: Params, b: Params) -> float:
-    names = sorted(name for name in a if name in b and a[name].is_floating_point())
+    names = sorted(name for name in a.keys() & b.keys() if a[name].is_floating_point())
     return float(torch.dist(flattened(a, names), flattened(b, names)))

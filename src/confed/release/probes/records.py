@@ -102,10 +102,27 @@ def finding_of(members: Scored, others: Scored, how: str, seed: int = 0) -> Find
     for share, triple in curve.rates.items():
         title, limit = f"members named at {share:.1%} false alarms", "membership_tpr" if share == 0.01 else ""
         measures.append(Estimate(f"membership_tpr_{share:g}", title, *triple, share, None, count, limit))
+    title, certainty = "the member that stands out most, standard deviations of the others", outlying(members, others)
+    measures.append(Estimate("membership_most", title, *certainty, count))
     notes = [how, f"{count} members, {len(others.scores)} others: the sites' test records, taken to be drawn alike."]
     if min(count, len(others.scores)) < ENOUGH:
         notes.append(f"Fewer than {ENOUGH} of each: what happens at 1 % and below is known roughly.")
     return Finding(measures, notes, (_drawing(members.scores, others.scores),))
+
+
+def outlying(members: Scored, others: Scored) -> tuple[float, None, None, None, float]:
+    """How far the largest score of a member is from the others' mean, in their deviations, and its p-value.
+
+    The others' scores are taken to be of Student's t with their excess kurtosis, and the p-value is times the number of
+    members (Bonferroni).
+    """
+    from scipy.stats import kurtosis, t
+
+    heavy = max(float(kurtosis(others.scores)), 0.0)
+    freedom = 4 + 6 / heavy if heavy > 0 else 1e6
+    largest = float((members.scores.max() - others.scores.mean()) / others.scores.std())
+    tail = t.sf(largest * np.sqrt(freedom / (freedom - 2)), freedom)
+    return largest, None, None, None, min(1.0, float(tail) * len(members.scores))
 
 
 def _drawing(members: np.ndarray, others: np.ndarray) -> Drawing:
