@@ -86,7 +86,9 @@ def test_runs_and_their_states(tmp_path: Path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "recipe.toml").write_text(recipe)
     (tmp_path / "whole/summary.json").write_text('{"recipe": "mine"}')
-    (tmp_path / "cut/metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"torn')
+    (tmp_path / "cut/metrics.jsonl").write_text(
+        '{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n{"torn'
+    )
     runs = [{"folder": "fedavg/seed-3"}, {"folder": "local/seed-3"}]
     index = {"recipe": "mine", "methods": ["fedavg", "local"], "seeds": [3], "runs": runs}
     (tmp_path / "study/summary.json").write_text(json.dumps(index))

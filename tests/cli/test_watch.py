@@ -57,6 +57,7 @@ def test_runs_under_way(study: Path, tmp_path: Path) -> None:
     lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     for name in ("summary.json", "predictions.safetensors"):
         (place / name).unlink()
+    shutil.rmtree(place / "records")
     (place / "metrics.jsonl").write_text("".join(line for line in lines if '"round": 2' not in line), encoding="utf-8")
     cut = states_of(copy)[1]
     assert (cut.state, cut.round, cut.rounds) == ("stopped", 1, 2)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ with warnings.catch_warnings():
 from confed.data.encode import encode
 from confed.data.examples import channels_first
 from confed.data.picture_files import PictureFiles, find_pictures
-from confed.data.table import Table, concatenate_tables
+from confed.data.table import concatenate_tables
 from confed.data.vl_files.gqa_questions import Source, question_files
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
@@ -444,7 +445,8 @@ def test_pictures_are_read_when_a_batch_asks_for_them(root: Path, gqa: Path):
     )
     together = concatenate_tables([table, other])
     assert torch.equal(together.batch(torch.arange(8))["image"][:4], whole["image"])
-    mine = Table(channels_first(np.zeros((1, 16, 16, 3), np.uint8)), torch.zeros(1, dtype=torch.int64), {})
+    first = torch.zeros(1, dtype=torch.int64)
+    mine = replace(table.take(1), images=channels_first(np.zeros((1, 16, 16, 3), np.uint8)), image_index=first)
     with pytest.raises(ValueError, match="in memory only"):
         concatenate_tables([mine, table])
     (gqa / "images" / f"{row['image_id']}.jpg").write_bytes(b"no picture")

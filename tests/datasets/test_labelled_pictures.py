@@ -237,7 +237,7 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
         ({"validation": 1.0}, r"validation must lie in \[0, 1\), got 1.0"),
         ({"test_share": -0.1}, r"test_share must lie in \[0, 1\), got -0.1"),
         ({"max_train": 0}, "max_train must be at least 1, got 0"),
-        ({"unreadable": 2.0}, r"unreadable must be a share of the pictures in \[0, 1\], got 2.0"),
+        ({"unreadable": 2.0}, r"unreadable must lie in \[0, 1\], got 2.0"),
     ],
 )
 def test_options_out_of_range_are_refused(folder: Path, options: Mapping[str, Any], message: str) -> None:

@@ -22,6 +22,7 @@ from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
 from confed.datasets.scenes.presets import FUNCTIONS, PRESETS
 from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, hide, read, say
+from confed.federation.local import Schedule
 from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
@@ -398,7 +399,7 @@ def test_recipes_have_the_rows_of_the_tables(name):
         assert set(table) == set(expected)
         assert recipe.method("adapter_equal").local.epochs == 2 * recipe.method("feddat").local.epochs
     policy = {recipe.method(row).local.schedule for row in table}
-    assert policy == {("constant", 0.0)}
+    assert policy == {Schedule()}
 
 
 def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
@@ -411,7 +412,7 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     of = {"vqa": "vqa_accuracy", "pairs": "accuracy", "entailment": "accuracy", "choice": "accuracy"}
     assert (summary["metric"], summary["metric_of"]) == ("score", of)
     read = load(folder).runs[0]
-    lines = {line["round"]: line["global"] for line in read.evaluations}
+    lines = read.records.measured("global")
     curves = evaluations(read, "global")
     assert curves == {r: {p: places[p][of[p]] for p in of} for r, places in lines.items()}
     assert curves

@@ -31,7 +31,7 @@ from confed.system import format as formats
         ("local.schedule.warmup=-1", "local.schedule.warmup must lie in [0, 1], got -1.0"),
         ("local.schedule.stairs=-4", "local.schedule.stairs must not be negative, got -4"),
         ("local.schedule.milestones=[5]", "local.schedule.milestones must lie in [0, 1], got (5.0,)"),
-        ("local.decay=-3", "local.decay must lie in (0, 1], got -3.0"),
+        ("local.schedule.decay=-3", "local.schedule.decay must lie in (0, 1], got -3.0"),
         ("local.betas=[1.5,0.9]", "local.betas must lie in [0, 1), got (1.5, 0.9)"),
         ("local.epochs=true", "local.epochs must be a number, got true"),
         ("algorithm.lam=nan", "algorithm.lam: Input should be a finite number; got nan"),

@@ -23,7 +23,7 @@ def batch(size=4, length=9, side=64, seed=0):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 48)])
-def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
+def test_equals_transformers_up_to_the_order_of_patches(size):
     plain = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3)
     model = Vilt(plain.vilt, ANSWERS, torch.Generator(), size).eval()
     inputs = batch()

@@ -146,6 +146,7 @@ def test_a_damaged_history_is_one_line_of_the_report(run: confed.Run, tmp_path: 
     changed |= change
     if change.get("round") == ABSENT:
         del changed["round"]
+    shutil.rmtree(folder / "records")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match=r"metrics\.jsonl: \w+ (must be|of round)"):
         write_report(folder)

@@ -98,5 +98,5 @@ def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: 
         script.quoted('[1](t_compare.csv "difference: method=Z")', page)
 
 
-def test_claims_and_quotes_on_the_pages_are_those_of_registry_and_files(script: ModuleType) -> None:
+def test_claims_and_quotes_are_those_of_registry_and_files(script: ModuleType) -> None:
     assert [path.name for path, _, _ in script.remade()] == [], "run python docs/make_results.py"

@@ -15,10 +15,10 @@ from confed.runs.combinations import Combination, check_combination
 SETTING = re.compile(r'(model|task|data)\.name (?:= |to [^"]*?)"(\w+)"')
 ANSWERS = {"entailment": 3, "nlvr2": 2}
 DATA = [
-    *({"data": "questions", "targets": "answers", "of_clients": own} for own in ("", "tasks", "answer sets")),
-    {"data": "conversations", "targets": "answers", "conversed": True},
-    {"data": "captions", "targets": "captions"},
-    {"data": "labels", "targets": "labels"},
+    *({"data": "questions", "kind": "answers", "of_clients": own} for own in ("", "tasks", "answer sets")),
+    {"data": "conversations", "kind": "conversations"},
+    {"data": "captions", "kind": "captions"},
+    {"data": "labels", "kind": "labels"},
 ]
 
 
@@ -64,7 +64,7 @@ def followed(model: str, task: str, data: dict[str, object], steps: int) -> Iter
     if not ways or not steps:
         yield [message]
     for way in ways if steps else ():
-        other = {"data": "scene_captions", "targets": "captions"} if "data" in way else data
+        other = {"data": "scene_captions", "kind": "captions"} if "data" in way else data
         for rest in followed(way.get("model", model), way.get("task", task), other, steps - 1):
             yield [message, *rest]
 

@@ -253,6 +253,7 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     for key in (f"global/{place}/probabilities" for place in places):
         kept[key] = (kept[key] + rng.random(kept[key].shape, dtype=np.float32)) / 2
     save_file(kept, other / "predictions.safetensors")
+    shutil.rmtree(other / "records")
     scores = np.concatenate([kept[f"global/{place}/probabilities"] for place in places])
     truth = np.concatenate([kept[f"labels/{place}"] for place in places])
     summary = json.loads((other / "summary.json").read_text())

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -179,11 +180,8 @@ def hub_answers() -> bool:
     answered: list[bool] = []
 
     def connect() -> None:
-        try:
-            socket.create_connection(HUB, PATIENCE).close()
-        except OSError:
-            return
-        answered.append(True)
+        with suppress(OSError), socket.create_connection(HUB, PATIENCE):
+            answered.append(True)
 
     thread = threading.Thread(target=connect, daemon=True)  # a name server may be slower than any time-out
     thread.start()

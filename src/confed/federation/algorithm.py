@@ -123,6 +123,8 @@ class Algorithm(Evaluation):
         """
         if self.traits.centralised:
             return "all data are in one place"
+        if protection == "record_privacy" and self.traits.made_for == "contrastive":
+            return "its loss compares the examples of a batch"
         undeclared = [name for name, declared in self.own_hooks(protection).items() if not declared]
         if not undeclared:
             return ""

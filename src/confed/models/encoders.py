@@ -644,7 +644,8 @@ def _pair(
     if zero_shot and (vectors is None or text or labels == "random"):
         raise ValueError("model.zero_shot compares names: it needs a text encoder as model.labels, and no model.text")
     encoder = load_tower(vision, "pictures", seed, classifies=zero_shot)
-    gives = "names" if zero_shot else "cells" if fusion == "attention" else "vector"
+    gives = "cells" if fusion == "attention" else "vector"
+    gives = "names" if zero_shot else gives
     class_names = embed_names(encoder, labels) if zero_shot else None
     middle = cropped_middle({"source": vision})
     pictures = _tower(

@@ -70,7 +70,7 @@ def answers_by_place(name: str, counts: Mapping[str, Mapping[str, int]]) -> Draw
         shown_handles = [handles[label] for label in labels]
         add_legend(figure, palette, handles=shown_handles, labels=labels, ncols=3, loc="outside upper left")
 
-    return Drawing(f"answers {name}", 10.4, lines * (0.8 + 0.19 * longest) + 0.3, draw)
+    return Drawing(f"answers {name}", 10.4, lines * (1.1 + 0.25 * longest) + 0.5, draw)
 
 
 def _panel(
