@@ -53,7 +53,11 @@ def test_too_few_examples_are_not_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offline", [True, False])
 def test_offline_nothing_is_waited_for(offline: bool, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(socket, "create_connection", lambda *_: time.sleep(30))
+    def never(*_: object) -> None:
+        time.sleep(30)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", never)
     monkeypatch.setattr(model_trial, "PATIENCE", 0.2)
     monkeypatch.setattr(model_trial, "in_cache", lambda _: False)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
