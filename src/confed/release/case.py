@@ -303,6 +303,12 @@ class Case:
         return self.unseen_updates or ("" if shared else "sites train no whole model on answers that all of them share")
 
     @property
+    def noised(self) -> bool:
+        """Whether what sites send has noise, which a step that is looked at alone lacks."""
+        protections = (self.algorithm.record_privacy, self.algorithm.update_privacy)
+        return any(protection is not None and protection.noise > 0 for protection in protections)
+
+    @property
     def classes(self) -> int:
         """Number of answers."""
         return len(self.run_data.dataset.answers)

@@ -47,6 +47,8 @@ def _last_layer(case: Case) -> str:
 def _excluded(case: Case) -> str:
     if case.unlabelled_updates:
         return case.unlabelled_updates
+    if case.noised:
+        return "the run's updates have noise, and the single step that is looked at has none"
     if not (isinstance(case.setup.task, SingleLabel) and case.setup.task.single_label):
         return "the task's loss is no cross-entropy of one right answer"
     return "" if _last_layer(case) else "no layer whose rows are the answers is sent"

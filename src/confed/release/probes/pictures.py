@@ -112,10 +112,9 @@ def _look(case: Case, seconds: float) -> Finding:
         "Rebuilt: 1 - squared error over that of the mean picture, the mean over pictures; 1 is a copy, 0 no better "
         f"than the mean. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
     )
-    measures = [
-        mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction"),
-        mean_estimate("reconstruction_alone", "pictures rebuilt from one record's step", alone),
-    ]
+    measures = [mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction")]
+    if not case.noised:
+        measures.append(mean_estimate("reconstruction_alone", "pictures rebuilt from one record's step", alone))
     if staged is not None:
         staged[1].frozen_features = kept
     return Finding(measures, [words])
