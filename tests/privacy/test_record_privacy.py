@@ -130,6 +130,18 @@ def test_a_step_is_the_noised_mean_of_clipped_gradients() -> None:
     assert spread == pytest.approx(2.0 * CLIP, rel=0.2)
 
 
+def test_a_second_training_of_a_round_has_noise_of_its_own() -> None:
+    local = Local(epochs=1, batch_size=100, lr=1.0, optimizer="sgd", weight_decay=0.0)
+    setup = toy_setup(FedAvg(record_privacy=RecordPrivacy(1e-9, 1e9)), noisy=False, local=local)
+    ends: dict[str, Tensor] = {}
+    for order in ("order", "personal"):
+        call = Call(setup.population.info(0), "fit", Message())
+        client = client_of(setup, Workspace(setup.model()), call, ClientState(), 0)
+        train(client, plain(client), order=order)
+        ends[order] = torch.cat([tensor.detach().flatten() for tensor in trained(client).values()])
+    assert not torch.allclose(ends["order"], ends["personal"])
+
+
 def test_samples_are_poisson() -> None:
     sizes: list[int] = []
     local = Local(epochs=300, batch_size=4, lr=1e-9, optimizer="sgd")

@@ -30,12 +30,12 @@ def dossier(
     from confed.release.page import figures_table
 
     progress = ignore if as_json else notes()
-    found = examine(folder, limits, out=out, minutes=minutes, key=key, progress=progress)
+    examined = examine(folder, limits, out=out, minutes=minutes, key=key, progress=progress)
     if as_json:
-        print_json(dict(found.content))
+        print_json(dict(examined.content))
         return
-    print_line(escape(f"{found.sentence} {found.content['details']}"))
-    print_tables([figures_table(found.content)])
-    for gain in found.content["gains"]:
+    print_line(escape(f"{examined.sentence} {examined.content['details']}"))
+    print_tables([figures_table(examined.content)])
+    for gain in examined.content["gains"]:
         print_line(escape(gain["sentence"]))
-    print_line(escape(f"page: {found.page}"))
+    print_line(escape(f"page: {examined.page}"))

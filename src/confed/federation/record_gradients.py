@@ -50,15 +50,15 @@ def unprotected_reason(model: nn.Module, task: object, data: object) -> str:
 
 
 def private_steps(
-    client: "Client", privacy: RecordPrivacy, objective: Losses, learning: Mapping[str, Tensor], steps: int
+    client: "Client", privacy: RecordPrivacy, objective: Losses, learning: Mapping[str, Tensor], steps: int, order: str
 ) -> Iterator[Iterator[Tensor]]:
     """Steps of local training: the noised gradient of each is in place when its loss, which is not told, is given."""
     reason = unprotected_reason(client.model, client.task, client.data)
     if reason:
         raise ValueError(f"algorithm.record_privacy must be left out: {reason}")
     rate = sampling_rate(client)
-    draws = client.fixed_noise("sample of records", repeatable=privacy.repeatable)
-    noise = client.fixed_noise("noise on gradients of records", repeatable=privacy.repeatable)
+    draws = client.fixed_noise(f"sample of records/{order}", repeatable=privacy.repeatable)
+    noise = client.fixed_noise(f"noise on gradients of records/{order}", repeatable=privacy.repeatable)
     gradients = RecordGradients(client, objective, learning, privacy.clip)
     device = next(iter(learning.values())).device
     threshold = _normal_quantile(rate)
@@ -69,7 +69,7 @@ def private_steps(
         sums = {
             name: torch.zeros(tensor.shape, dtype=torch.float64, device=device) for name, tensor in learning.items()
         }
-        for batch in sampled_batches(client, sample, client.local.batch_size, f"order/{step}"):
+        for batch in sampled_batches(client, sample, client.local.batch_size, f"{order}/{step}"):
             for name, gradient in gradients.clipped_sum(to_device(batch, device)).items():
                 sums[name] += gradient
         for name, tensor in learning.items():

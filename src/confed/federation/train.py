@@ -120,7 +120,7 @@ def _steps(
     if client.record_privacy is not None:
         epoch = epoch_steps(client)
         steps = client.local.round_steps(epoch) if epochs is None else epochs * epoch
-        yield from private_steps(client, client.record_privacy, objective, learning, steps)
+        yield from private_steps(client, client.record_privacy, objective, learning, steps, order)
         return
     for batches in step_batches(client, order, epochs, pairs):
         group = [to_device(batch, parameters[0].device) for batch in batches]

@@ -141,14 +141,9 @@ def noise_at_the_client_covers_what_is_sent(algorithm: Algorithm) -> None:
     trial = _Trial(algorithm, "noise at the client covers what is sent")
     if trial.refused:
         return
-    first, second = trial.outcome(), trial.outcome(seed=5)
-    for (client, call, reply), (_, _, other) in zip(first.replies, second.replies, strict=True):
-        if call.action in ANALYSIS:
-            continue
+    for client, call, reply, _ in trial.replies():
         if (norm := _norm_of_update(algorithm, call, reply)) > CLIP * (1 + 1e-6):
             raise trial.violation(f"{client} sent an update of the norm {norm:.3g}, clipped to {CLIP:g}")
-        if reply.message.scalars != other.message.scalars:
-            raise trial.violation(f"{client} sent scalars of its examples without noise: {reply.message.scalars}")
 
 
 def noise_on_records_covers_what_is_sent(algorithm: Algorithm) -> None:
@@ -156,15 +151,10 @@ def noise_on_records_covers_what_is_sent(algorithm: Algorithm) -> None:
     trial = _Trial(algorithm, "noise on records covers what is sent")
     if trial.refused:
         return
-    first, second = trial.outcome(), trial.outcome(seed=5)
-    for (client, call, reply), (_, _, other) in zip(first.replies, second.replies, strict=True):
-        if call.action in ANALYSIS:
-            continue
+    for client, call, reply, other in trial.replies():
         gap, name = _largest_gap(reply.message.tensors, other.message.tensors)
         if gap > 1e-6:
             raise trial.violation(f"{client} sent a {name} in {call.action} that moves with its examples, by {gap:.3g}")
-        if reply.message.scalars != other.message.scalars:
-            raise trial.violation(f"{client} sent scalars of its examples without noise: {reply.message.scalars}")
 
 
 def noise_at_the_server_covers_one_client(algorithm: Algorithm) -> None:
@@ -241,6 +231,16 @@ class _Trial:
         if failed := list(chain.from_iterable(errors.values() for errors in outcome.errors)):
             raise self.violation(f"clients fail with it: {failed[0]}")
         return outcome
+
+    def replies(self) -> Iterator[tuple[str, Call, Reply, Reply]]:
+        """What clients send in training, and send with other examples; their scalars must be the same."""
+        first, second = self.outcome(), self.outcome(seed=5)
+        for (client, call, reply), (_, _, other) in zip(first.replies, second.replies, strict=True):
+            if call.action in ANALYSIS:
+                continue
+            yield client, call, reply, other
+            if reply.message.scalars != other.message.scalars:
+                raise self.violation(f"{client} sent scalars of its examples without noise: {reply.message.scalars}")
 
     def servers(self, lies: Lies = MappingProxyType({}), **options: Any) -> dict[str, Tensor]:
         """What the servers hold at the end of a run."""
