@@ -3,13 +3,11 @@
 import ast
 import json
 from collections import Counter
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
 import pytest
 
-from repository import ROOT
+from repository import ROOT, script_module
 from source_trees import nodes_of
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -27,12 +25,7 @@ LONG_NAMES = {
 @pytest.fixture(scope="module")
 def count() -> ModuleType:
     """The command's module."""
-    loader = SourceFileLoader("count", str(ROOT / "scripts" / "count"))
-    spec = spec_from_loader("count", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return script_module("scripts/count")
 
 
 @pytest.fixture(scope="module")

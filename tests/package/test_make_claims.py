@@ -1,15 +1,13 @@
 """Verdicts on claims: the four words by gates, seeds and tests, and cells that sentences quote."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from repository import ROOT
+from repository import script_module
 
 HEAD = "reference,measure,method,seeds,value (%),difference (points),over seeds low (points),over seeds high (points)"
 COMPARE = f"""{HEAD},over seeds p
@@ -27,15 +25,8 @@ EVIDENCE: Mapping[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_claims", ROOT / "docs" / "make_claims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_claims"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_claims"]
+def script() -> ModuleType:
+    return script_module("docs/make_claims.py")
 
 
 @pytest.fixture
