@@ -62,6 +62,8 @@ from confed.system.plain_text import cell_text, visible
 from damaged_json import DEEP, OTHER
 from repository import ROOT
 
+DRAWS = True
+
 
 def _checkpoints(root: Path) -> Checkpoints:
     checkpoints = Checkpoints(root / "checkpoint")
