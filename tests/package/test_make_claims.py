@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from refusals import refuses
 from repository import script_module
 
 HEAD = "reference,measure,method,seeds,value (%),difference (points),over seeds low (points),over seeds high (points)"
@@ -73,8 +74,7 @@ def test_values_by_seed_give_the_difference_that_seeds_can_show(script: ModuleTy
 
 
 def test_a_row_that_is_not_there_is_named(script: ModuleType, folder: Path) -> None:
-    with pytest.raises(ValueError, match="t, own: no row 'X'; there are A, B"):
-        script.measured(folder, {**EVIDENCE, "row": "X"})
+    refuses("t, own: no row 'X'; there are A, B", script.measured, folder, {**EVIDENCE, "row": "X"})
 
 
 def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: Path) -> None:
@@ -85,8 +85,7 @@ def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: 
     )
     (folder / "t_compare.csv").write_text(COMPARE.replace("70.1,0.1,", "70.1,-0.3,"), encoding="utf-8")
     assert "[−0.3](" in script.quoted(f"[+0.1](t_compare.csv {title})", page)
-    with pytest.raises(ValueError, match="0 rows with 'method=Z'"):
-        script.quoted('[1](t_compare.csv "difference: method=Z")', page)
+    refuses("0 rows with 'method=Z'", script.quoted, '[1](t_compare.csv "difference: method=Z")', page)
 
 
 def test_claims_and_quotes_are_those_of_registry_and_files(script: ModuleType) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from confed.metrics.statistics import mean
 from confed.studies.published_sources import read_published
+from refusals import refuses
 from repository import ROOT, script_module
 
 SEEDS = """measure,method,row,seed,place,value (%)
@@ -95,12 +96,10 @@ def test_file_is_read_as_a_published_row(script: ModuleType, folder: Path) -> No
 
 def test_faults_of_files_and_commands_are_said(script: ModuleType, folder: Path) -> None:
     (folder / "new_table.csv").write_text(TABLE)
-    with pytest.raises(ValueError, match=r"new_table\.csv: no command in docs/results/commands\.toml"):
-        script.made(folder)
+    refuses(r"new_table\.csv: no command in docs/results/commands\.toml", script.made, folder)
     (folder / "new_table.csv").unlink()
     (folder / "other_table.csv").write_text(TABLE.replace("FedAvg", "FedNothing"))
-    with pytest.raises(ValueError, match="is called 'FedNothing'"):
-        script.made(folder)
+    refuses("is called 'FedNothing'", script.made, folder)
 
 
 def test_what_a_file_says_otherwise_is_told_but_not_what_is_new(script: ModuleType, folder: Path) -> None:
