@@ -9,7 +9,6 @@ over batches or clients, and the product of both vectors is read beside them.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
+from confed.models.finetuning import Places
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import checked_image, needed
 from confed.models.layers import seeded_linear
@@ -65,6 +65,10 @@ class CnnWords(Chain, nn.Module):
         """Names of the parameters that do not learn."""
         return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
 
+    def places(self) -> Places:
+        """What can be finetuned: the answer head always learns."""
+        return Places(heads=("classifier",))
+
     def steps(self) -> Sequence[Step]:
         """Fused features (B, 3 d): picture, words, and their product; and scores of the answers (B, C)."""
         inputs, body = ("image", "text", "text_mask"), ("picture.", "project.", "words.")
@@ -104,7 +108,6 @@ def _small(
     channels: tuple[int, ...] = (16, 32, 64, 64),
     image_size: int = 64,
     dropout: float,
-    trainable: Literal["all", "head"] = "all",
     rng: torch.Generator,
 ) -> CnnWords:
     """A small network.
@@ -114,13 +117,9 @@ def _small(
         channels: of the convolutions, each of which halves the sides of the picture.
         image_size: pixels per side.
         dropout: dropout probability of the fused features.
-        trainable: what learns: everything, or the answer head alone.
         seed: of the initial values.
     """
-    model = CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
-    model.requires_grad_(trainable == "all")
-    model.classifier.requires_grad_(True)
-    return model
+    return CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
 
 
 cnn_words = variant(

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from confed.federation.specs import ModelSpec
-from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.heads import count
 from confed.models.modal_module import Block, Encoder, MagnetoInit, ModalEmbedding, ModalTransformer, Vector
 from confed.models.modal_segments import (
@@ -148,8 +145,6 @@ def assemble(
     clip: bool = False,
     pretrained: Path | str | None = None,
     vocabulary: Path | str | None = None,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
     seed: int = 0,
     **parts: Any,
 ) -> ModalTransformer:
@@ -163,14 +158,7 @@ def assemble(
     del vocabulary  # the tokenizer's
     names = checked_modalities(modalities)
     pictures = picture_tokens(modalities, clip, pretrained, seed)
-    model = seeded(seed, lambda: ModalTransformer(*modal_parts(names, vocab_size, pictures, **parts), count(answers)))
-    if trainable != "all":
-        # What a modality's module keeps as it is, such as CLIP below its last block, does not begin to learn.
-        still = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        finetune(model, trainable, peft, model.places(), torch.Generator().manual_seed(seed))
-        for parameter in still:
-            parameter.requires_grad_(False)
-    return model
+    return seeded(seed, lambda: ModalTransformer(*modal_parts(names, vocab_size, pictures, **parts), count(answers)))
 
 
 def _tokenizer(

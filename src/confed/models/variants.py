@@ -1,8 +1,8 @@
 """Variants of a model: its published and small sizes as rows of a table, each registered under its name.
 
-Options that most models have are declared and described in :func:`common`. What a builder does not take of them itself
-happens here, in this order: the packaged weights are loaded, heads of further tasks are added, and :func:`finetune`
-says what learns.
+Options that most models have are declared and described in :func:`common` and applied here, in this order: the packaged
+weights are loaded and heads of further tasks are added, where the builder does not take these options itself, and
+:func:`finetune` says what learns.
 """
 
 import re
@@ -54,7 +54,7 @@ def common(
     """
 
 
-APPLIED = {"pretrained", "heads", "trainable", "peft"}  # what is done here where the builder does not take it
+APPLIED = {"pretrained", "heads", "trainable", "peft"}  # options of which a builder with any keywords is given none
 
 
 def variant(
@@ -77,7 +77,7 @@ def variant(
 
     Args:
         build: takes some of the options, those that are fixed here, and ``rng``, a generator from the seed, if it
-            names it.
+            names it; what it takes of ``trainable`` and ``peft`` it checks only.
         name: as in recipes.
         summary: of the documentation.
         options: names of the options.
@@ -140,21 +140,20 @@ def _built(
     """A model by its builder, with its weights, heads and finetuning."""
     rng = torch.Generator().manual_seed(given["seed"])
     taken = signature(build).parameters
-    left = {key: value for key, value in given.items() if key in APPLIED and key not in taken}
     options = {key: value for key, value in {**given, "rng": rng}.items() if key in taken}
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
-        options |= {key: value for key, value in given.items() if key not in left}
+        options |= {key: value for key, value in given.items() if key in taken or key not in APPLIED}
     options |= fixed
     model: Any = build(**options)
-    if left.get("pretrained"):
+    if given.get("pretrained") and "pretrained" not in taken:
         answers = given["answers"]
-        load_into(model, weights_file(weights, left["pretrained"]), None if isinstance(answers, int) else answers)
-    if "heads" in left:
-        model.add_heads(left["heads"], rng)
-    if "trainable" in left:
+        load_into(model, weights_file(weights, given["pretrained"]), None if isinstance(answers, int) else answers)
+    if "heads" in given:
+        model.add_heads(given["heads"], rng)
+    if "trainable" in given:
         places = model.places()
         places = places if reduction is None else replace(places, reduction=reduction)
-        finetune(model, left["trainable"], left["peft"], places, rng)
+        finetune(model, given["trainable"], given.get("peft", USUAL), places, rng)
     return model
 
 
