@@ -259,7 +259,7 @@ class FinishedRun:
     def answer_kind(self) -> AnswerKind:
         """What its models make of an example, as its task declares."""
         task = registered_tasks[self.recipe.sections["task"]["name"]]
-        return "labels" if self.summary.is_labelled else _KINDS.get(task_spec(task).judges, "answers")
+        return _KINDS.get(task_spec(task).judges, "answers")
 
     @property
     def threshold(self) -> float:
