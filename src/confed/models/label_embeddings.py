@@ -292,21 +292,3 @@ def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int)
     if vectors.shape[1] != width:
         raise ValueError(f"{file}: label embeddings must have the model's {width} features, got {vectors.shape[1]}")
     return table
-
-
-def constant_tokens(
-    answers: Sequence[str] | int, width: int, file: Path | str | None, learn_labels: bool, swap_states: bool = False
-) -> dict[str, Tensor | None]:
-    """Embeddings that a C-Tran does not learn, its keywords ``embeddings`` and ``states``; none without a file."""
-    if file is None:
-        for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
-            if wanted:
-                raise ValueError(f"model.{name} is about a file of text embeddings: it needs model.embeddings")
-        return {}
-    if isinstance(answers, int):
-        raise ValueError(
-            f"model.embeddings are found by the labels' names: answers must be the names, got their number {answers}"
-        )
-    table = load_label_embeddings(file, () if learn_labels else tuple(answers), width)
-    states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
-    return {"embeddings": None if learn_labels else table.vectors, "states": states.flip(0) if swap_states else states}

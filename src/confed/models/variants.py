@@ -54,9 +54,6 @@ def common(
     """
 
 
-APPLIED = {"pretrained", "heads", "trainable", "peft"}  # options of which a builder with any keywords is given none
-
-
 def variant(
     build: Builder[Model],
     name: str,
@@ -82,7 +79,7 @@ def variant(
         summary: of the documentation.
         options: names of the options.
         spec: what the model declares.
-        sources: functions whose options it has as well, beside those of :func:`common`.
+        sources: functions whose options it has as well, beside those of :func:`common`, and takes by any keyword.
         described: option -> its description in place of the usual one.
         weights: whose packaged weights it loads; its own where this is empty.
         reduction: the usual reduction of its adapters, where it is not the model's.
@@ -102,7 +99,7 @@ def variant(
         bound.apply_defaults()
         for key, value in bound.arguments.items():
             check_value(value, made.parameters[key].annotation, f"model.{key}")
-        return _built(build, bound.arguments, fixed, weights or name, reduction)
+        return _built(build, sources, bound.arguments, fixed, weights or name, reduction)
 
     built.__name__ = built.__qualname__ = name
     built.__module__ = build.__module__
@@ -135,16 +132,21 @@ def _declared(
 
 
 def _built(
-    build: Builder[Model], given: Mapping[str, Any], fixed: Mapping[str, Any], weights: str, reduction: int | None
+    build: Builder[Model],
+    sources: Sequence[Callable[..., Any]],
+    given: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    weights: str,
+    reduction: int | None,
 ) -> Model:
     """A model by its builder, with its weights, heads and finetuning."""
     rng = torch.Generator().manual_seed(given["seed"])
-    taken = signature(build).parameters
+    taken = set(signature(build).parameters)
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature(build).parameters.values()):
+        for source in sources:
+            taken.update(signature(source).parameters)
     options = {key: value for key, value in {**given, "rng": rng}.items() if key in taken}
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
-        options |= {key: value for key, value in given.items() if key in taken or key not in APPLIED}
-    options |= fixed
-    model: Any = build(**options)
+    model: Any = build(**options, **fixed)
     if given.get("pretrained") and "pretrained" not in taken:
         answers = given["answers"]
         load_into(model, weights_file(weights, given["pretrained"]), None if isinstance(answers, int) else answers)
