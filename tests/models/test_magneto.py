@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from confed.models import create_model
-from confed.models.modal_module import Encoder, magneto_gain
+from confed.models.modal_transformer import Encoder, magneto_gain
 from confed.models.pretrained import seeded
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24

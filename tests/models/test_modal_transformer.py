@@ -13,9 +13,13 @@ from torch.nn import functional as F
 from confed.federation.params import named_tensors
 from confed.federation.structure import feature_width, reads_absent
 from confed.models import create_model, create_tokenizer
-from confed.models.modal_module import ModalTransformer
 from confed.models.modal_segments import CLIP_MEAN, CLIP_STD, ClipPatches
-from confed.models.modal_transformer import modal_transformer, modal_transformer_mini, modal_transformer_tiny
+from confed.models.modal_transformer import (
+    ModalTransformer,
+    modal_transformer,
+    modal_transformer_mini,
+    modal_transformer_tiny,
+)
 from confed.recipes.recipe import load_recipe
 from confed.runs.encode import derived_options
 from modal_batches import ALL, KEYS, modal_batch, only

@@ -50,8 +50,7 @@ from confed.models.hf.candidates import (
     tree_likelihoods,
     tree_states,
 )
-from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
-from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.prompts import TEXT_INPUTS, ChatTokenizer, Placeholder, typed_inputs
 from confed.models.inputs import needed
 
 
