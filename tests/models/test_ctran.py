@@ -279,7 +279,7 @@ def test_the_minis_share_a_body_from_a_file(tmp_path):
     model = ctran_mini(LABELS, pretrained=path, norm="frozen").eval()
     torch.testing.assert_close(model.plane(batch()), source.plane(batch()), rtol=1e-4, atol=1e-5)
     save_file({"resnet.x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="expected the tensors of a resnet_multilabel_mini"):
+    with pytest.raises(ValueError, match="does not have the tensors of this ResNet"):
         ctran_mini(LABELS, pretrained=path)
 
 

@@ -44,9 +44,10 @@ from confed.federation.specs import (
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.finished_run import FinishedRun, TrainedModel, check_fit, read_tensors
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
+from confed.models.pretrained import check_fit, read_tensors
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
