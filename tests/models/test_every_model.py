@@ -148,7 +148,7 @@ REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("cnn_words", {"answers": 0}, "answers must be at least 1, got 0"),
     ("cnn_words", {"image_size": 60}, "image_size must be a multiple of 16 with 4 convolutions, got 60"),
     ("cnn_words", {"channels": ()}, "channels must name at least one convolution, got none"),
-    ("cnn_words", {"trainable": "adapters"}, "'adapters' does not work with CnnWords: it has no places for them"),
+    ("cnn_words", {"trainable": "adapters"}, "model.trainable must be one of all, head, got 'adapters'"),
     ("ctran_mini", {"swap_states": True}, "model.swap_states is about a file"),
     ("ctran_mini", {"learn_labels": True}, "model.learn_labels is about a file"),
     ("ctran_mini", {"norm": "layer"}, "model.norm must be one of batch, frozen, group, got 'layer'"),

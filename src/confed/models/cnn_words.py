@@ -9,6 +9,7 @@ over batches or clients, and the product of both vectors is read beside them.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,9 +123,18 @@ def _small(
     return CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
 
 
+def what_learns(*, trainable: Literal["all", "head"] = "all") -> None:
+    """Options of what learns.
+
+    Options:
+        trainable: what learns: everything, or the answer head alone.
+    """
+
+
 cnn_words = variant(
     _small, "cnn_words",
     "Small convolutional network with averaged words, 0.1 to 0.2 million parameters, trained from random values.\n\n"
     "Raises ``ValueError``: fewer than one answer, no convolution, or a size that they cannot halve often enough.",
-    "answers vocab_size width channels image_size dropout trainable seed", spec=ModelSpec(tokenizer=WordTokenizer),
+    "answers vocab_size width channels image_size dropout trainable seed", sources=(what_learns,),
+    spec=ModelSpec(tokenizer=WordTokenizer),
 )  # fmt: skip
