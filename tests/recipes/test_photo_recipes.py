@@ -1,4 +1,4 @@
-"""Recipes on photographs with published encoders: every row runs with tiny ones, and a few real pictures are learned."""
+"""Recipes on photographs with published encoders: every row runs with tiny ones; a few real pictures are learned."""
 
 import json
 import os
