@@ -53,7 +53,9 @@ def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Pat
     sections = load_recipe(name, settings).sections
     if sections["model"].get("text"):
         settings.append("model.text=tiny:bert")
-    if sections["data"]["name"] == "labelled_folders":
+    if sections["data"].get("domains"):
+        settings += ["data.domains=false", "data.domain_key=scene", "model.blocks=1"]
+    elif sections["data"]["name"] == "labelled_folders":
         settings.append("data.clients=2")
     recipe = load_recipe(name, settings)
     for row in recipe.methods:
