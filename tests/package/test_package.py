@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "unlearning": BELOW_RUNS - {"report", "tracking"} | {"runs"},
     "analysis": BELOW_RUNS | {"runs", "inference"},
     "api": BELOW_RUNS | {"runs", "studies", "inference", "testing"},
-    "release": BELOW_RUNS | {"runs", "inference", "analysis"},
+    "release": BELOW_RUNS | {"runs", "inference", "analysis", "deployment"},
     "cli": set(LAYER) - {"cli"},
 }
 ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}

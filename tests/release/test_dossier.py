@@ -15,11 +15,12 @@ from command_line import confed as command
 from confed.recipes.recipe import load_recipe
 from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.case import Case
-from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes
+from confed.release.seal import check_seal, seal
 from confed.release.standout import robust_z
+from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
 from confed.runs.run import run
 
 HEAD = (
@@ -145,6 +146,9 @@ def test_whether_to_stay_follows_from_the_interval() -> None:
     assert rows[2].sentence.startswith("c: not shown either way after correction, 0.0 points")
     assert rows[0].pooled == 1.0
     assert rows[0].p == pytest.approx(3 * 2**-59, rel=1e-6)
+    assert "noise" not in rows[0].sentence
+    noised = replace(rows[0], noised=True).sentence
+    assert noised.endswith(" after the noise of its privacy, against a model alone without noise, to it.")
 
 
 def test_account_of_rounds_kinds_and_outliers() -> None:

@@ -30,6 +30,7 @@ def page_of(sealed: Entry, drawings: Mapping[str, Sequence[Drawing]]) -> str:
         ("run", "What was trained, by whom", _run(content)),
         ("sent", "What left each site", _sent(content)),
         ("gives-away", "What the model can give away", _gives_away(content, drawings)),
+        ("statements", "What the sites have said and signed", _statements(content["statements"])),
         ("gained", "What each site gained", _gained(content["gains"])),
         ("standing", "Sites that stand out", _standing(content["standing"])),
         ("not-examined", "What was not examined, and why", _not_examined(content["not_examined"])),
@@ -136,9 +137,21 @@ def _gives_away(content: Entry, drawings: Mapping[str, Sequence[Drawing]]) -> st
         html += f"<h3>{page.escape(probe['title'])}</h3>" + page.paragraph(attacker)
         html += _figures(rows) + "".join(page.figure(drawing.inline()) for drawing in drawings.get(probe["name"], ()))
         html += "".join(page.paragraph(note, "note") for note in probe["notes"])
-    html += f"<h3>Guarantees and sizes</h3>{_figures(rest)}"
+    for title in dict.fromkeys(row["probe"] for row in rest):
+        html += f"<h3>{page.escape(title)}</h3>" + _figures([row for row in rest if row["probe"] == title])
     words = "An attack that works proves a leak; one that fails proves nothing: only ε is a bound."
     return html + page.paragraph(words, "note")
+
+
+def _statements(rows: Sequence[Entry]) -> str:
+    columns = (
+        Column("site", words=True, read=_words("site")),
+        Column("entries of its journals", words=True, read=_words("journals")),
+        Column("its own dossier", words=True, read=_words("dossier")),
+        Column("signed by it", words=True, read=lambda row: "yes" if row["signed"] else "no"),
+    )
+    note = "Journals: as the site told the server, which countersigned it. Figures of signed dossiers stand above."
+    return to_html(pivot("", columns, rows, notes=[note])) if rows else ""
 
 
 def _gained(gains: Sequence[Entry]) -> str:
@@ -163,6 +176,8 @@ def _gained(gains: Sequence[Entry]) -> str:
         f"Difference: {gains[0]['deployed']} model of the federation minus the one that the site trains alone, on its "
         "own test records, one seed. Pooled: one model of all sites' records, a bound that no site could have."
     )
+    if gains[0]["noised"]:
+        note += " Alone and pooled are without the noise that the federation's model has for privacy."
     return page.listing([row["sentence"] for row in gains]) + to_html(pivot("", columns, gains, notes=[note]))
 
 
