@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import confed
 from command_line import confed as command
+from confed.cli.attack import PROBES
 from confed.recipes.recipe import load_recipe
 from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.case import Case
@@ -56,7 +57,11 @@ def test_a_dossier_says_what_left_and_what_was_found(finished: Path, tmp_path: P
     assert content["kinds"] == {"head": 8 * 64 + 8}
     assert [row["rounds"] for row in content["sent"]] == ["1–3"] * 4
     assert len(content["gains"]) == len(content["standing"]) == 4
-    assert {row["what"] for row in content["not_examined"]} == {"Repeated text", "Split learning's cut"}
+    assert {row["what"] for row in content["not_examined"]} == {
+        "Repeated text",
+        "Answers at the cut",
+        "Inputs at the cut",
+    }
     page = (tmp_path / "out" / "dossier.html").read_text()
     assert "src=http" not in page
     assert sealed["sha256"] in page
@@ -168,5 +173,5 @@ def test_account_of_rounds_kinds_and_outliers() -> None:
 
 def test_every_probe_says_what_its_attacker_knows() -> None:
     names = [probe.name for probe in probes()]
-    assert names == ["cut", "labels", "pictures", "properties", "records", "sites", "text"]
+    assert names == list(PROBES)
     assert all(probe.attacker.endswith(".") for probe in probes())

@@ -32,7 +32,6 @@ from confed.results.folder import RunFolder, kind_of
 from confed.runs.encode import RunData
 from confed.runs.samples import fill
 from confed.system import format as formats
-from confed.system.events import Note, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -214,25 +213,6 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
             score_batches.append(victim.task.predictions(output, batch).double())
             answers.append(output.logits.argmax(1))
     return torch.cat(score_batches), torch.cat(answers)
-
-
-def split_victims(folders: Sequence[Path], sent: str, notes: list[str], progress: Progress) -> Iterator[Victim]:
-    """The models of runs whose method sends something from a cut; notes name the others, which do not send it."""
-    for folder, name in zip(folders, names_of(folders), strict=True):
-        victim = open_victim(folder, name=name)
-        # In other methods the same network is whole at a client.
-        if not victim.partly_known:
-            notes.append(f"left out: {folder}: {victim.label} sends {sent}")
-            continue
-        progress(Note(f"auditing {folder}"))
-        yield victim
-
-
-def client_table(victim: Victim, client: str) -> Table:
-    """A client's training examples as tensors."""
-    if client not in victim.run_data.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
-    return victim.run_data.clients[client].tables[0]
 
 
 def joined_batches(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

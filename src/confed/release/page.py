@@ -1,12 +1,21 @@
 """The dossier as a page that loads nothing; everything on it is read from the content of ``dossier.json``."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from confed.analysis.victim import Finding as Attacked
+from confed.analysis.victim import expand, names_of
+from confed.release.case import Case
+from confed.release.limits import Release
+from confed.release.probe import probes
+from confed.release.verdict import judge
 from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.tables.table import Column, Table, pivot, to_html
 from confed.system import format as formats
+from confed.system.events import Note, Progress, ignore
 
 Entry = Mapping[str, Any]
 """An object of ``dossier.json``."""
@@ -81,6 +90,33 @@ def figures_table(content: Entry) -> Table:
     """All figures of a dossier for a terminal."""
     columns = [column for column in FIGURES if column.title not in ("by chance", "of")]
     return pivot("", columns, content["figures"]).without_empty()
+
+
+def attacked(kind: str, folders: Sequence[Path], progress: Progress = ignore) -> Attacked:
+    """One probe on finished runs, as ``confed attack`` writes it; runs that it does not apply to are noted."""
+    probe = next(probe for probe in probes() if probe.name == kind)
+    runs, notes = expand(folders)
+    rows: list[dict[str, Any]] = []
+    words: list[str] = []
+    drawings: dict[str, Drawing] = {}
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        case = Case(folder)
+        if reason := probe.excluded(case):
+            notes.append(f"left out: {name}: {reason}")
+            continue
+        progress(Note(f"{probe.title}: {name}"))
+        finding = probe.look(case, math.inf)
+        judged = judge([(probe.title, measured) for measured in finding.measures], Release())
+        rows += [{"run": name, **row} for row in judged]
+        words += finding.notes
+        for drawing in finding.drawings:
+            drawings[f"attack-{kind}-{len(drawings) + 1}"] = drawing
+    if not rows:
+        raise ValueError("; ".join(notes))
+    run_column = Column("run", words=True, read=_words("run"))
+    table = pivot(probe.title, (run_column, *FIGURES[:-2]), rows).without_empty()
+    texts = [f"The attacker {probe.attacker[0].lower()}{probe.attacker[1:]}", *dict.fromkeys(words), *notes]
+    return Attacked(kind, probe.title, texts, (table,), {"kind": kind, "rows": rows, "notes": notes}, drawings)
 
 
 def _figures(rows: Sequence[Entry]) -> str:
