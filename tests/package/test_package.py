@@ -30,7 +30,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("registry", "system", "federation", "losses", "metrics"),
     ("data", "privacy", "comparison"),
-    ("algorithms", "models", "attacks", "datasets", "engines", "recipes", "measures", "results"),
+    ("algorithms", "models", "datasets", "engines", "recipes", "measures", "results"),
     ("tasks", "report", "tracking"),
     ("runs", "prepare", "testing"),
     ("studies", "inference", "deployment", "unlearning"),
@@ -54,7 +54,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measures": {"registry", "federation"},
     "algorithms": {"federation", "losses", "privacy"},
     "models": {"federation", "data", "losses", "registry"},
-    "attacks": {"federation", "privacy"},
     "datasets": {"data", "federation", "metrics", "registry"},
     "engines": {"federation", "privacy", "system"},
     "recipes": {"registry", "federation", "data"},

@@ -83,8 +83,8 @@ def _show(target: Path, client: str, result: dict[str, Any]) -> None:
 
 
 OF_TEST_TIME = {
-    "trojan": "confed.analysis.trojan_page:trojan",
-    "dual-key": "confed.analysis.dual_key_page:dual_key",
+    "trojan": "confed.analysis.trojan:trojan",
+    "dual-key": "confed.analysis.dual_key:dual_key",
 }
 """Name of an attack with options of its own -> ``"module:function"``.
 

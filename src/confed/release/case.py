@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from confed.attacks.membership import example_losses
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.executor import InProcess
@@ -33,6 +32,7 @@ from confed.federation.randomness import generator
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
+from confed.privacy.membership import example_losses
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.cohorts import cohorts_of, participation_of
 from confed.runs.run import load_run
