@@ -4,8 +4,8 @@
 written before the client joined, or from the start where there is none. Because everything random is derived from
 (seed, round, client, purpose), the result has the same bytes as a run that never had the client.
 
-**Approximate.** Halimi, Kadhe, Rawat and Baracaldo 2022, "Federated unlearning: how to efficiently erase a client in FL?". The client
-that leaves, k, maximises its own loss within a ball,
+**Approximate.** Halimi, Kadhe, Rawat and Baracaldo 2022, "Federated unlearning: how to efficiently erase a client in
+FL?". The client that leaves, k, maximises its own loss within a ball,
 
     max_w F_k(w)   subject to   ||w - w_ref|| <= delta,
 
