@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
 from inspect import isroutine
@@ -18,6 +18,7 @@ from confed.engines.ray.speed import fingerprint
 from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
+from confed.federation.compression import received
 from confed.federation.device_tables import DeviceCounts, DeviceTables
 from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_setting
 from confed.federation.evaluation import asked_examples, evaluated
@@ -203,6 +204,8 @@ def answer_together(
     before = [store.load(call.client.id) for call in calls]
     after = [state.copy() for state in before]
     try:
+        given = zip(calls, after, strict=True)
+        calls = [replace(call, message=received(call.sent, state, setup.downlink), wire=None) for call, state in given]
         with isolated(derive(setup.seed, round, calls[0].client.id, action)):
             messages = together(setup, workspace, calls, after, round, passes)
     except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
@@ -210,7 +213,7 @@ def answer_together(
     if isinstance(messages, str):
         return messages
     return [
-        accepted(call, message, old, new, store, setup.local.lr)
+        accepted(setup, call, message, old, new, store, round)
         for call, message, old, new in zip(calls, messages, before, after, strict=True)
     ]
 
