@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from inspect import isroutine
@@ -18,9 +18,8 @@ from confed.engines.ray.speed import fingerprint
 from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
-from confed.federation.compression import received
 from confed.federation.device_tables import DeviceCounts, DeviceTables
-from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_setting
+from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_run, unstacked_setting
 from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
@@ -204,8 +203,6 @@ def answer_together(
     before = [store.load(call.client.id) for call in calls]
     after = [state.copy() for state in before]
     try:
-        given = zip(calls, after, strict=True)
-        calls = [replace(call, message=received(call.sent, state, setup.downlink), wire=None) for call, state in given]
         with isolated(derive(setup.seed, round, calls[0].client.id, action)):
             messages = together(setup, workspace, calls, after, round, passes)
     except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
@@ -354,7 +351,8 @@ class InProcess:
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
         # with batch_clients, why clients were trained one by one, the first reason; "" where none were
-        self.unbatchable_reason = unbatchable_training(setup.algorithm) if setup.batch_clients > 1 else ""
+        unfollowed = unbatchable_training(setup.algorithm) or unstacked_run(setup)
+        self.unbatchable_reason = unfollowed if setup.batch_clients > 1 else ""
         # the same of the evaluation of own models
         self.unbatchable_evaluation_reason = unbatchable_evaluation(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.unbatchable_reason else setup.batch_clients

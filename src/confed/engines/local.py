@@ -121,7 +121,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.arrivals: UpdateSource | None = None
         if buffered is not None:
             concurrency = self.cohort(len(setup.population))
-            check_buffered(buffered, setup.algorithm, self.participation, len(setup.population), concurrency)
+            check_buffered(
+                buffered, setup.algorithm, self.participation, len(setup.population), concurrency, setup.downlink
+            )
             self.arrivals = Arrivals(buffered, setup.population, concurrency, setup.seed)
         self.store, self.lenient = store, lenient
         self.unanswered = dict[str, str]()

@@ -181,7 +181,7 @@ class Setup:
         """How the reply to a call is compressed; None where it is not."""
         if self.uplink.plain or call.action != ACTION:
             return None
-        return Uplink(self.uplink, self.algorithm.traits.changes)
+        return Uplink(self.uplink, self.algorithm.traits.changes, self.algorithm.traits.sums)
 
     def task_of(self, client_id: str) -> Task:
         """What is asked of the model at a client or an observer."""

@@ -26,9 +26,9 @@ d values are taken before, which loses at most (1 - k/d) ||v||^2.
 What C loses is in the next w - r, so that r follows w at a bounded distance, and w never loses what r lacks: updates
 d_k = x_k - r are added to w. Evaluations see w. Both are DoubleSqueeze's two passes.
 
-**Beside protections.** Clip, then noise, then rounding: what is rounded, with the error of earlier rounds, is a function
-of updates that are private already, and of a seed, so that a guarantee stays (post-processing; Dwork and Roth 2014,
-Proposition 2.1). The same holds for noise on gradients of records. A server that clips does so with what it has read.
+**Beside protections.** Clip, then noise, then rounding: what is rounded, with the error of earlier rounds, is a
+function of updates that are private already, and of a seed, so that a guarantee stays (post-processing; Dwork and Roth
+2014, Proposition 2.1). The same holds for noise on gradients of records. A server clips what it has read.
 
 **On the wire** all that is compressed is one tensor of bytes: for each tensor, in the order of names, where the values
 are (a bit each, or whole bytes per position, whichever is less), the blocks' M in float32, and the codes, two in a byte
@@ -46,7 +46,7 @@ from torch import Tensor
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Exchange, Message, Reply
-from confed.federation.params import Params
+from confed.federation.params import Params, matches_any
 from confed.federation.randomness import generator
 from confed.federation.ranges import Range
 from confed.federation.state import ClientState, ServerState
@@ -55,7 +55,7 @@ from confed.federation.update_privacy import STATISTICS, origin
 ACTION = "fit"  # the action whose messages are compressed
 BLOCK = 128  # values that share a scale
 UPLINK, DOWNLINK = "uplink", "downlink"
-PACKED = "packed"  # tensor of bytes in a message, after the direction and a slash
+PACKED_UPDATE, PACKED_CHANGE = f"{UPLINK}/packed", f"{DOWNLINK}/packed"  # tensors of bytes in messages
 RESIDUAL = "uplink error"  # group of a client's state: what its updates have not told yet
 HELD = "downlink model"  # group of a client's state, and of a server's slots: the model that clients train from
 
@@ -161,9 +161,10 @@ def _width(count: int) -> int:
     return max(1, -(-(count - 1).bit_length() // 8))
 
 
-def compressed_names(tensors: Params) -> list[str]:
-    """Names of the tensors that are compressed, in the order in which they are packed."""
-    return sorted(n for n, t in tensors.items() if t.is_floating_point() and not n.endswith(STATISTICS) and t.numel())
+def compressed_names(tensors: Params, whole: Sequence[str] = ()) -> list[str]:
+    """Names of the tensors that are compressed, in the order of their bytes; ``whole`` are globs of others."""
+    values = [n for n, t in tensors.items() if t.is_floating_point() and t.numel() and not n.endswith(STATISTICS)]
+    return sorted(name for name in values if not matches_any(name, whole))
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -195,8 +196,8 @@ def _unpacked(compression: Compression, packed: Tensor | None, like: Params) -> 
 
 
 def uncompressible_reason(algorithm: Algorithm) -> str:
-    """Why updates of a method cannot be compressed, as the end of a sentence; "" where they can."""
-    if not algorithm.traits.updates_compressible:
+    """Why updates of a method cannot be compressed, as the end of a sentence; "" where they can, or where none are."""
+    if algorithm.traits.in_sessions or not algorithm.traits.updates_compressible:
         return "what its clients send is no update of what they received"
     if algorithm.secure_sum is not None:
         return "the sums of algorithm.secure_sum are of whole numbers of one scale, and would not stay exact"
@@ -223,15 +224,17 @@ class Uplink:
     Attributes:
         compression: of each tensor's update.
         changes: globs of tensors that are sent as changes (:attr:`Traits.changes <confed.federation.traits.Traits>`).
+        sums: globs of tensors that are sums over examples, which travel as they are.
     """
 
     compression: Compression
     changes: Sequence[str] = ()
+    sums: Sequence[str] = ()
 
     def send(self, sent: Message, received: Params, state: ClientState, rng: torch.Generator) -> Message:
         """A client's reply as it travels; what it leaves out stays in the client's state for the next."""
         residual, updates = state.tensors.get(RESIDUAL, {}), dict[str, Tensor]()
-        for name in compressed_names(sent.tensors):
+        for name in compressed_names(sent.tensors, self.sums):
             value = sent.tensors[name]
             update = (_wide(value) - _wide(origin(name, value, received, self.changes))).float()
             updates[name] = update + residual[name] if name in residual else update
@@ -240,26 +243,26 @@ class Uplink:
         pieces, read = _packed(self.compression, updates, rng)
         state.tensors[RESIDUAL] = {name: update - read[name] for name, update in updates.items()}
         whole = {name: tensor for name, tensor in sent.tensors.items() if name not in updates}
-        return Message({**whole, f"{UPLINK}/{PACKED}": torch.cat(list(pieces.values()))}, sent.scalars)
+        return Message({**whole, PACKED_UPDATE: torch.cat(list(pieces.values()))}, sent.scalars)
 
     def layout(self, expects: Params) -> Params:
         """Names, shapes and dtypes of what travels in place of expected tensors."""
-        names = compressed_names(expects)
+        names = compressed_names(expects, self.sums)
         if not names:
             return expects
         size = sum(self.compression.packed_size(expects[name].numel()) for name in names)
         whole = {name: tensor for name, tensor in expects.items() if name not in names}
-        return {**whole, f"{UPLINK}/{PACKED}": torch.empty(size, dtype=torch.uint8, device="meta")}
+        return {**whole, PACKED_UPDATE: torch.empty(size, dtype=torch.uint8, device="meta")}
 
     def opened(self, call: Call, sent: Message) -> Message:
         """What travelled as the method expects it; a ValueError where it is nothing that clients send."""
         if call.expects is None:
             raise ValueError(f"run.uplink needs to know what {call.action!r} sends, and the method does not say")
-        like = {name: call.expects[name] for name in compressed_names(call.expects)}
+        like = {name: call.expects[name] for name in compressed_names(call.expects, self.sums)}
         if not like:
             return sent
         tensors = dict(sent.tensors)
-        for name, change in _unpacked(self.compression, tensors.pop(f"{UPLINK}/{PACKED}", None), like).items():
+        for name, change in _unpacked(self.compression, tensors.pop(PACKED_UPDATE, None), like).items():
             tensors[name] = _added(origin(name, like[name], call.message.tensors, self.changes), change)
         return Message(tensors, sent.scalars)
 
@@ -286,7 +289,7 @@ class Downlink:
         self._begun: dict[str, Tensor] = dict(slots.pop(HELD, {}))
         book = dict(slots.pop(DOWNLINK, {}))
         self._version = int(book.pop(VERSION, torch.zeros(())))
-        self._holders = list(book)
+        self._holders = {client: bytes(digest.numpy()).hex() for client, digest in book.items()}
         self._now, self._now_version, self._now_holders = self._begun, self._version, self._holders
         self.server = replace(server, slots=slots)
 
@@ -298,14 +301,15 @@ class Downlink:
             if not any(call.action == ACTION for call in calls):
                 return plain(calls)
             sent = self._sent(calls)
-            holders = self._now_holders = list[str]()
-            return _noting(plain(sent), holders)
+            holders = self._now_holders = dict[str, str]()
+            return _noting(sent, plain(sent), holders)
 
         return ask
 
     def after(self, server: ServerState) -> ServerState:
         """The server's state after the round, with the model that clients have and who they are."""
-        book = dict.fromkeys(self._now_holders, torch.ones(1, dtype=torch.uint8))
+        holders = self._now_holders.items()
+        book = {client: torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8) for client, digest in holders}
         book[VERSION] = torch.tensor(self._now_version)
         return replace(server, slots={**server.slots, HELD: self._now, DOWNLINK: book})
 
@@ -324,9 +328,9 @@ class Downlink:
                 sent.append(call)
                 continue
             tensors, scalars = dict(call.message.tensors), {**call.message.scalars, VERSION: self._now_version}
-            if call.client.id in holders and all(name in known for name in names):
+            if holders.get(call.client.id) == _digest(names) and all(name in known for name in names):
                 tensors = {name: tensor for name, tensor in tensors.items() if name not in names}
-                tensors[f"{DOWNLINK}/{PACKED}"] = torch.cat([pieces[name] for name in names])
+                tensors[PACKED_CHANGE] = torch.cat([pieces[name] for name in names])
                 scalars |= {BASE: base, NAMES: _digest(names)}
             else:
                 tensors |= {name: self._now[name] for name in names}
@@ -346,11 +350,12 @@ def _common(messages: Sequence[Params]) -> dict[str, Tensor]:
     return {name: common[name] for name in sorted(common) if name not in differing}
 
 
-def _noting(replies: Iterator[Reply], holders: list[str]) -> Iterator[Reply]:
+def _noting(calls: Sequence[Call], replies: Iterator[Reply], holders: dict[str, str]) -> Iterator[Reply]:
     """The same replies; who gave one has the model of this round."""
-    for reply in replies:
-        if reply.error is None:
-            holders.append(reply.client.id)
+    for call, reply in zip(calls, replies, strict=True):
+        if reply.error is None and call.wire is not None:
+            names = str(call.wire.scalars[NAMES])
+            holders[call.client.id] = names if BASE in call.wire.scalars else _digest(json.loads(names))
         yield reply
 
 
@@ -360,11 +365,11 @@ def received(message: Message, state: ClientState, compression: Compression) -> 
         return message
     scalars = {name: value for name, value in message.scalars.items() if name not in (VERSION, BASE, NAMES)}
     tensors, held = dict(message.tensors), state.tensors.get(HELD, {})
-    if f"{DOWNLINK}/{PACKED}" in tensors:
+    if PACKED_CHANGE in tensors:
         has = state.scalars.get(VERSION), _digest(sorted(held))
         if has != (message.scalars.get(BASE), message.scalars.get(NAMES)):
             raise ValueError("the message changes a model of an earlier round that this client does not have")
-        changes = _unpacked(compression, tensors.pop(f"{DOWNLINK}/{PACKED}"), held)
+        changes = _unpacked(compression, tensors.pop(PACKED_CHANGE), held)
         model = {name: _added(held[name], change) for name, change in changes.items()}
     else:
         model = {name: tensors[name] for name in json.loads(str(message.scalars.get(NAMES)))}

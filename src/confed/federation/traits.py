@@ -14,7 +14,7 @@ GlobalModel = Literal["alone", "with own parts", "none"]
 """What is global of a method on a model: a model that answers anywhere; one that answers only with parts that each
 client keeps to itself, such as its head or one factor of LoRA, so not in unseen places; or nothing."""
 
-_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "unbatchable_reason")
+_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "unbatchable_reason", "updates_compressible")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,11 +138,6 @@ class RunSection:
         check_fields(self, "run")
         check_fields(self.uplink, "run.uplink")
         check_fields(self.downlink, "run.downlink")
-        if self.async_.buffer and not self.downlink.plain:
-            raise ValueError(
-                "run.downlink must be left out in asynchronous rounds (run.async.buffer): their clients "
-                "begin with models of different rounds"
-            )
         if self.address and self.engine != "ray":
             raise ValueError(
                 f"run.address is that of a Ray cluster and needs run.engine = 'ray', got {self.engine!r} with "
