@@ -36,6 +36,7 @@ with 4 bits. Whole numbers and running statistics travel as they are: a rounded 
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -121,7 +122,7 @@ class Compression:
         return torch.zeros(count).index_copy_(0, positions, values)
 
     def _kept(self, count: int) -> int:
-        return count if self.top == 1 else min(count, max(1, -int(-self.top * count // 1)))
+        return count if self.top == 1 else min(count, math.ceil(self.top * count))
 
     def _values(self, packed: Tensor, kept: int) -> Tensor:
         if self.bits == 32:
