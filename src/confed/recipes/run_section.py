@@ -60,8 +60,8 @@ class RunSection:
         rounds: communication rounds T.
         cohort: clients per round, a whole number; a share of those present if below 1; all of them if 0.
         async_: asynchronous rounds.
-        uplink: what is left out of clients' updates, as [run.uplink] bits = 8 or top = 0.1.
-        downlink: what is left out of the models that servers send to clients that train.
+        uplink: what clients leave out of their updates (:mod:`confed.federation.compression`).
+        downlink: what servers leave out of the models that they send to clients that train.
         sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
             of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
