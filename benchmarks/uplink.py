@@ -77,10 +77,8 @@ def main() -> None:
     given = parser.parse_args()
     root = given.folder or Path(tempfile.mkdtemp(prefix="uplink-"))
     result: dict[str, Any] = {}
-    print(
     print("| benchmark | way | bytes a run | share | headline | difference, 95 % interval |")
     print("|---|---|---:|---:|---:|---:|")
-    )
     for benchmark in BENCHMARKS if given.only is None else (given.only,):
         cells: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for seed in range(given.seeds):  # a seed's data are read once for all ways
