@@ -28,6 +28,7 @@ from confed.engines.local import Members, Participation, Setup
 from confed.engines.participation import listed
 from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.protocols import Task
@@ -120,6 +121,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         owned = {EVERYONE: _all_of(owned)}
     if run.compile:
         check_compiler(_device(run.device))
+    travels = algorithm.traits.communicates and not algorithm.traits.centralised
     sizes = known_sizes(clients)
     members = Members(
         clients, owned, {n: t.head for n, t in tasks.items() if heads}, None if sizes is None else sizes.tolist()
@@ -132,6 +134,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
         measures=tuple(measures[name]() for name in run.measures),
+        uplink=run.uplink if travels else Compression(),
+        downlink=run.downlink if travels else Compression(),
     )  # fmt: skip
     _check_protections(setup, build)
     return setup, run_data

@@ -67,4 +67,4 @@ def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str
     participation.check(list(clients), run.rounds)
     size, buffered = cohorts_of(run, algorithm)
     if buffered is not None:
-        check_buffered(buffered, algorithm, participation, len(clients), size(len(clients)))
+        check_buffered(buffered, algorithm, participation, len(clients), size(len(clients)), run.downlink)
