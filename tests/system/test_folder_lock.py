@@ -18,7 +18,7 @@ from command import exit_code
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.runner import resume, run_study
-from confed.studies.study import create_study
+from confed.studies.study import open_study
 from confed.system import folder_lock
 from confed.system.folder_lock import LOCK, STALE, Occupied, check_held, exclusive, holder_of
 
@@ -76,7 +76,7 @@ def test_a_run_and_a_study_that_are_under_way_are_left_alone(tmp_path: Path, hol
         resume(folder)
     (folder / "recipe.toml").unlink()
     with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        create_study(_recipe("study.methods=['fedavg']"), folder)
+        open_study(_recipe("study.methods=['fedavg']"), folder, [0])
     (folder / "summary.json").write_text(json.dumps({"runs": []}))
     with pytest.raises(ValueError, match=f"process {holder.pid} on"):
         run_study(folder)

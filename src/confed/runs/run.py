@@ -10,8 +10,8 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -38,13 +38,12 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.results.run_files import ANSWERS, NAMES, TRUTH, line_digest, lines_of, name_hashes
 from confed.results.stored import NONE, FinalResult, Recorder, Records, examples_of_predictions, write_records
 from confed.results.views import EVALUATED
-from confed.runs.build import check_device, load_data, prepare
-from confed.runs.cohorts import cohorts_of, participation_of, pinned, pinned_as
+from confed.runs.build import check_device, load_data, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
+from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe, pinned, pinned_as
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import check_held, exclusive
@@ -246,7 +245,6 @@ class Runner:
         self.workspace, self.stopping, self.actors = workspace, stopping, actors
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.progress = folder, progress
-        # A pooled run has no members that could come and go: its data are those of all who ever take part.
         clients = () if setup.algorithm.traits.centralised else run_data.clients
         self.participation = participation_of(self.settings, clients)
         before = {round - 1 for round in self.participation.joins.values()} - {0}
@@ -259,34 +257,17 @@ class Runner:
         self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
         self.recorder = Recorder()
+        self.servers: Mapping[str, ServerState] = {}
+        self.most_evaluated: int | None = 100  # clients whose validation examples are looked at in a round
 
     def run(self) -> dict[str, Any]:
         """See :func:`run`."""
         reset_peak()
-        store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
-        # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
-        with closing(self.executor(workspace)) as executor:
-            simulation = self.simulation(store, executor)
-            simulation.answered = self._answered
-            servers, start = self._start(simulation, workspace)
-            self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
-            whole: Checkpoint | None = None
-            try:
-                for record in simulate(simulation, servers, start):
-                    self._after(simulation, record)
-                    servers = record.servers
-                    whole = Checkpoint(record.round, servers, self.folder.history_bytes())
-                    self._checkpoint_if_due(whole)
-                    if record.round < self.setup.rounds and self.stopping():
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                # The last round that is written down whole; what came after it is done again.
-                if whole is not None and self.settings.checkpoint_every:
-                    self.writer.save(whole)
-                raise
-            finally:
-                self.writer.close()
+        with self.opened() as (simulation, workspace):
+            executor = simulation.executor
+            for _ in self.train(simulation, workspace):
+                pass
+            servers = self.servers
             for note in executor.notes if isinstance(executor, InProcess) else ():
                 self.notes.append(note)
                 self.progress(Caution(note))
@@ -305,6 +286,39 @@ class Runner:
                 peak = max(peak, self.actors.peak_memory)
         return self._finish(examined, workspace, peak, features)
 
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Simulation, Workspace]]:
+        """The federation, with those who answer its calls, and the model."""
+        store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
+        # Built before workers are forked, so that they inherit the imported libraries.
+        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
+        with closing(self.executor(workspace)) as executor:
+            simulation = self.simulation(store, executor)
+            simulation.answered = self._answered
+            yield simulation, workspace
+
+    def train(self, simulation: Simulation, workspace: Workspace) -> Iterator[RoundRecord]:
+        """The rounds that are still to be done, each written down; where it is left, the last one is saved."""
+        self.servers, start = self._start(simulation, workspace)
+        self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
+        whole: Checkpoint | None = None
+        try:
+            for record in simulate(simulation, self.servers, start):
+                self._after(simulation, record)
+                self.servers = record.servers
+                whole = Checkpoint(record.round, record.servers, self.folder.history_bytes())
+                self._checkpoint_if_due(whole)
+                yield record
+                if record.round < self.setup.rounds and self.stopping():
+                    raise KeyboardInterrupt
+        except (KeyboardInterrupt, GeneratorExit):
+            # The last round that is written down whole; what came after it is done again.
+            if whole is not None and self.settings.checkpoint_every:
+                self.writer.save(whole)
+            raise
+        finally:
+            self.writer.close()
+
     # What is different where clients are on other machines ------------------------------------------------------
 
     def executor(self, workspace: Workspace) -> "InProcess | Workers | Remote | RayActors":
@@ -313,9 +327,7 @@ class Runner:
 
     def simulation(self, store: Store, executor: "InProcess | Workers | Remote | RayActors") -> Simulation:
         """The federation's rounds."""
-        by_size = self.settings.sampling == "size"
-        cohort, buffered = cohorts_of(self.settings, self.setup.algorithm)
-        return Simulation(self.setup, store, executor, cohort, self.participation, by_size, buffered=buffered)
+        return simulation_of(self.settings, self.setup, self.run_data.clients, store, executor)
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
@@ -408,7 +420,9 @@ class Runner:
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
         pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.run_data.unseen)
         limit = self.settings.evaluate_examples
-        views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
+        views = simulation.evaluate(
+            servers, round, split="validation", limit=limit, most=self.most_evaluated, counted=pooled.add
+        )
         values: dict[str, dict[str, dict[str, float]]] = {}
         for view, places in views.items():
             values[view] = {p: summarise(t) for p, t in places.items()}

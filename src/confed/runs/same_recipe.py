@@ -7,9 +7,11 @@ and the library versions of then.
 import json
 import tomllib
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.models.hub_names import commit_of
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 from confed.results.settings import flat
@@ -22,6 +24,28 @@ INDIFFERENT = (
     "run.features.keep", "run.features.memory", "run.features.disk", "run.device_data",
 )  # fmt: skip
 """Settings with which a run may go on: they say how it is computed and shown, not what."""
+
+
+def pinned(recipe: Recipe) -> Recipe:
+    """The same recipe with ``model.revision``, where a model by name on a hub leaves it out."""
+    model = recipe.sections["model"]
+    if model.get("revision") != "":
+        return recipe
+    return _at_revision(recipe, commit_of(str(model.get("source", ""))))
+
+
+def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
+    """The same recipe with the commit that its run began with, where it leaves it out."""
+    file = folder.begun if folder.begun.is_file() else folder.recipe
+    if recipe.sections["model"].get("revision") != "" or not file.is_file():
+        return recipe
+    return _at_revision(recipe, load_recipe(file).sections["model"].get("revision", ""))
+
+
+def _at_revision(recipe: Recipe, revision: str | None) -> Recipe:
+    if not revision:
+        return recipe
+    return replace(recipe, sections={**recipe.sections, "model": {**recipe.sections["model"], "revision": revision}})
 
 
 def note_recipe(folder: RunFolder, recipe: Recipe) -> None:

@@ -26,7 +26,7 @@ from confed.results.sweep import read_sweep
 from confed.runs.summary import versions
 from confed.studies.pool import attempt, headline
 from confed.studies.runner import complete, error_of, leave_error, note_refusals
-from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, growing
+from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
 from confed.system.folder_lock import Occupied, exclusive, holder_of
 
@@ -75,13 +75,13 @@ class CellStatus:
 
 
 def studies_of(root: Path) -> dict[str, StudyFolder]:
-    """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called ""."""
+    """Folder within the root -> study: those of a sweep, or the one in the root itself, called ""."""
     if kind_of(root) == "sweep":
-        studies = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
+        studies = {point.folder: study_in(root / point.folder) for point in read_sweep(root).points}
         return {folder: study for folder, study in studies.items() if study is not None}
-    study = growing(root)
+    study = study_in(root)
     if study is None:
-        raise ValueError(f"{root} must be a study of `confed compare RECIPE`, or a sweep")
+        raise ValueError(f"{root} must be a study or a sweep")
     return {"": study}
 
 
