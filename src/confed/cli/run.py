@@ -1,4 +1,4 @@
-"""Verbs that run things, follow them and tell of them: run, resume, report, watch, track."""
+"""Verbs that check and run things, follow them and tell of them: check, run, resume, report, watch, track."""
 
 import json
 import time
@@ -49,6 +49,40 @@ if TYPE_CHECKING:
 Every = Annotated[float, typer.Option(min=0.2, help="Seconds between looks at the files.")]
 _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="Python file of your own; its code is run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="What the recipe is to have instead.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="Recipe to run it with; by default drawn scenes and a tiny model.", show_default=False)
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a method, model, dataset, task or measure of your own.
+
+    It keeps the contract of its kind, and runs for a round.
+    """
+    from confed.api.check import check_file
+
+    console, faulty, all_checked = Console(highlight=False), False, []
+    for checked in check_file(file, overrides or (), recipe):
+        faulty = faulty or bool(checked.fault)
+        all_checked.append(asdict(checked))
+        if as_json:
+            continue
+        console.print(f"[bold]{escape(checked.name)}[/] ({checked.kind})")
+        for name, verdict in checked.verdicts:
+            console.print(f"  {'[green]✓[/]' if verdict == 'passed' else '–'} {escape(name)}: {escape(verdict)}")
+        if checked.fault:
+            console.print(f"  [red]✗[/] {escape(checked.fault)}")
+    if as_json:
+        print_json(all_checked)
+    if faulty:
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -1,12 +1,5 @@
-"""Execution of a recipe into a run folder.
+"""Execution of a recipe into a run folder."""
 
-Pictures that cannot be read are left out before the first round, so that one that is damaged or mended between two
-starts would change what is trained on and tested. Of multi-label data the others are dealt to clients after that: it
-could change who owns what, and put training pictures into tests.
-"""
-
-import hashlib
-import json
 import math
 import time
 import warnings
@@ -43,7 +36,15 @@ from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe, pinned, pinned_as
+from confed.runs.same_recipe import (
+    check_same_data,
+    check_same_recipe,
+    machine_note,
+    note_data,
+    note_recipe,
+    pinned,
+    pinned_as,
+)
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import check_held, exclusive
@@ -52,55 +53,6 @@ from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
-
-# Check that a resumed run has the data that it began with -----------------------------------------------------
-
-_MOST = 5
-"""Names of pictures that are written down."""
-
-
-def note_data(folder: RunFolder, run_data: RunData) -> None:
-    """Record of a new run's rows and unreadable pictures; nothing where no pictures are checked."""
-    if left_out := _left_out(run_data):
-        folder.write_json(folder.data, left_out)
-
-
-def check_same_data(folder: RunFolder, run_data: RunData) -> None:
-    """Check of the data against the record of the run's start, if there is one."""
-    left_out = _left_out(run_data)
-    if not left_out or not folder.data.is_file():
-        return
-    before = json.loads(folder.data.read_text(encoding="utf-8"))
-    if before == left_out:
-        return
-    lost, now = (
-        f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, left_out)
-    )
-    raise ValueError(
-        f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {left_out['rows']} and {now}. Clients would have other examples, and be tested on others; "
-        "put the files back as they were, or begin a new run"
-    )
-
-
-def _left_out(run_data: RunData) -> dict[str, Any]:
-    """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
-    dataset = run_data.dataset
-    labelled = [examples.labels.table for examples in dataset.everything if examples.labels is not None]
-    if labelled and dataset.elsewhere is None:
-        tables = list({id(table): table for table in labelled}.values())
-        names = list(chain.from_iterable(table.unreadable for table in tables))
-        rows, content = sum(map(len, tables)), [json.dumps([[*table.unreadable] for table in tables]).encode()]
-        content += [table.names.values.tobytes() for table in tables]
-    elif dataset.unreadable is not None:
-        parts = dataset.everything
-        names = sorted(dataset.unreadable.pictures)
-        rows, content = sum(map(len, parts)), [json.dumps([names, [[*examples.names] for examples in parts]]).encode()]
-    else:
-        return {}
-    digest = hashlib.sha256(b"".join(content)).hexdigest()
-    return {"rows": rows, "unreadable": len(names), "first": sorted(names)[:_MOST], "digest": digest}
-
 
 # Names and labels of test examples, for a run's stored predictions --------------------------------------------
 
@@ -152,17 +104,22 @@ def local_executor(recipe: Recipe, setup: Setup, workspace: Workspace) -> InProc
     return Workers(setup, count, settings.threads, settings.start_method, source_of(recipe))
 
 
-def ray_actors(recipe: Recipe, workspace: Workspace, progress: Progress) -> "RayActors":
-    """Actors on the Ray cluster of a recipe."""
+@contextmanager
+def needing_ray(what: str) -> Iterator[None]:
+    """Imports of Ray, without which a ValueError says how to get it."""
     try:
-        from confed.engines.ray.executor import RayActors
-        from confed.engines.ray.placement import Wanted
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise ValueError(
-            "run.engine = 'ray' needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt"
-        ) from None
+        raise ValueError(f"{what} needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt") from None
+
+
+def ray_actors(recipe: Recipe, workspace: Workspace, progress: Progress) -> "RayActors":
+    """Actors on the Ray cluster of a recipe."""
+    with needing_ray("run.engine = 'ray'"):
+        from confed.engines.ray.executor import RayActors
+        from confed.engines.ray.placement import Wanted
     import psutil
 
     settings = recipe.run

@@ -23,6 +23,7 @@ from confed.results.folder import kind_of
 from confed.results.settings import flat
 from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
+from confed.runs.run import needing_ray
 from confed.runs.summary import versions
 from confed.studies.pool import attempt, headline
 from confed.studies.runner import complete, error_of, leave_error, note_refusals
@@ -210,15 +211,9 @@ def compute_on_ray(
     root: Path, address: str, workers: int, progress: Progress, refused: Callable[[str, str], None]
 ) -> Cells:
     """Execution of the cells that are missing, each in an actor on a Ray cluster; lost ones go on elsewhere."""
-    try:
+    with needing_ray("--on ray"):
         from confed.engines.ray.actor import JobSource
         from confed.engines.ray.jobs import carry_out
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "ray":
-            raise
-        raise ValueError(
-            "--on ray needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt"
-        ) from None
     from confed.engines.workers import free_cores
 
     cells = number_cells(root)

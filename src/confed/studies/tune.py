@@ -274,6 +274,9 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
 BELOW = 2.0
 """Standard errors of a validation score below the median at which a configuration may be stopped early."""
 
+CHECKPOINT_SECONDS = 30.0
+"""Least time between checkpoints of a configuration, which are of use after an interruption only."""
+
 SHORTAGES = ("MemoryError", "out of memory", "enough memory", "allocate memory", "No space left")
 """In the text of an error that says nothing about a configuration: a later call tries it again."""
 
@@ -296,7 +299,8 @@ def tune(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if prune and seeds > 1:
         raise ValueError(f"prune goes by the rounds of one seed; leave it out with seeds = {seeds}")
-    wanted = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
+    seldom = max(recipe.run.checkpoint_seconds, CHECKPOINT_SECONDS)
+    wanted = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0, checkpoint_seconds=seldom)
     # Not times the seeds: where a dataset publishes its validation questions, all seeds have the same ones.
     questions = effective_questions(validation_sizes(load_data(wanted), wanted.run.without))
     errors, failed = refusals(wanted, seed), set[str]()
