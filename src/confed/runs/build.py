@@ -135,7 +135,9 @@ def _members(run_data: RunData, algorithm: Algorithm, task: Task, owned: Owned, 
     """Those who train: the clients, or one with all their data; the task may hide labels from them."""
     clients = run_data.clients
     if algorithm.traits.centralised:
-        clients, owned = {EVERYONE: _everyone(run_data)}, {EVERYONE: _all_of(owned)}
+        if not isinstance(owned, tuple):
+            owned = sort_modalities(chain.from_iterable(owned.values()), "a client")
+        clients, owned = {EVERYONE: _everyone(run_data)}, {EVERYONE: owned}
     if known := task_spec(task).known:
         clients = changed(clients, partial(TableData.masked, known=known))
     sizes = known_sizes(clients)
@@ -375,11 +377,6 @@ def _everyone(run_data: RunData) -> TableData:
     dataset = run_data.dataset
     rows = concatenate_tables([_without_labels(data.tables[0], dataset) for data in run_data.clients.values()])
     return table_data(rows, rows.take(0), rows.take(0), dataset.mixture)
-
-
-def _all_of(owned: Owned) -> tuple[str, ...]:
-    """The modalities that any client has."""
-    return owned if isinstance(owned, tuple) else sort_modalities(chain.from_iterable(owned.values()), "a client")
 
 
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:

@@ -10,7 +10,7 @@ or the global part with the client's own head where that is the method's.
 Of multi-label data the score is ``C-AP-binned``, or what ``[study] score`` names, of all clients' validation examples
 together: of the global model, or of the clients' own where a method has none or the recipe's headline is "personal".
 Clients without validation examples are judged on an unseen place called "validation", where there is one.
-Test examples and unseen places are taken out of the data before anything is trained. With several seeds a
+No test example is read, and no other unseen place is looked at. With several seeds a
 configuration is trained with each, and its score after a round is the mean.
 
 A tuning folder is a sweep over the methods: it holds a study for each, whose rows are the configurations, each a run
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.federation.protocols import Counting
 from confed.federation.randomness import derive
 from confed.federation.reading import faults_of, read_bounded
 from confed.federation.specs import task_spec
@@ -64,8 +65,7 @@ from confed.system.events import Event, JobEnded, JobsPlanned, Progress, RunProg
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
-    from confed.data.examples import TableData
-    from confed.engines.local import Members, Setup
+    from confed.engines.local import Setup
     from confed.runs.encode import RunData
 
 # Validation scores of a method after each round ---------------------------------------------------------------
@@ -84,14 +84,13 @@ def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
     """
     import torch
 
-    from confed.federation.protocols import Counting
     from confed.runs.run import Runner, prepare
 
     with exclusive(folder):
         resuming = goes_on(folder)
         torch.set_num_threads(recipe.run.threads)
         setup, run_data = prepare(recipe)
-        setup = _without_tests(setup, run_data)
+        setup = replace(setup, observers=_onlookers(setup, run_data))
         files = RunFolder(folder) if resuming else RunFolder.create(folder, recipe.to_toml())
         runner = Runner(recipe, setup, run_data, files, ignore)
         runner.most_evaluated = LOOKED_AT if isinstance(setup.task, Counting) else None
@@ -105,28 +104,18 @@ def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
         yield from _scores(recipe, setup, files)[len(scores) :]  # where all rounds had been done before
 
 
-def _without_tests(setup: "Setup", run_data: "RunData") -> "Setup":
-    """The same federation without test examples and unseen places, but one that is there for validation."""
-    from confed.data.examples import TableData
-    from confed.data.lazy import changed
-    from confed.federation.protocols import Counting
-
-    clients = changed(run_data.clients, TableData.without_tests)
-    observers: Mapping[str, Any] = {}
-    if isinstance(setup.task, Counting) and VALIDATION in run_data.unseen and not _any_validation(clients):
-        observers = {VALIDATION: run_data.unseen[VALIDATION]}
-    # A method that trains on all clients' data has one member; the clients only look on.
-    if setup.algorithm.traits.centralised:
-        return replace(setup, observers=ChainMap[str, Any](dict(observers), cast(Any, clients)))
-    known = task_spec(setup.task).known or 0.0
-    members = _looking_on(setup, changed(clients, lambda data: data.masked(known)))
-    return replace(setup, population=members, observers=observers)
+def _onlookers(setup: "Setup", run_data: "RunData") -> Mapping[str, Any]:
+    """Who is evaluated beside the members: the clients of a method that trains on all data, and one unseen place."""
+    place: dict[str, Any] = {}
+    if isinstance(setup.task, Counting) and VALIDATION in run_data.unseen:
+        judges = islice(run_data.clients.values(), LOOKED_AT)
+        if not any(len(data.tables[1]) for data in judges):
+            place = {VALIDATION: run_data.unseen[VALIDATION]}
+    return ChainMap(place, cast(Any, run_data.clients)) if setup.algorithm.traits.centralised else place
 
 
 def _scores(recipe: Recipe, setup: "Setup", folder: RunFolder) -> list[float]:
     """The score of every round that a run has written down, by the same rule as of tables (results/summary.py)."""
-    from confed.federation.protocols import Counting
-
     wanted = recipe.headline or deployed_by(setup.algorithm.global_model)
     first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
     scores: list[float] = []
@@ -160,11 +149,6 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     return sizes
 
 
-def _any_validation(clients: "Mapping[str, TableData]") -> bool:
-    """Whether one of the first clients has validation examples."""
-    return any(len(data.tables[1]) for data in islice(clients.values(), LOOKED_AT))
-
-
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
     """The metric that selects multi-label configurations, of the view that the method is judged by."""
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
@@ -175,14 +159,6 @@ def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[s
     if score not in values[view]:
         raise ValueError(f"study.score must be one of {', '.join(values[view])}, got {score!r}")
     return values[view][score]
-
-
-def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
-    from confed.engines.local import Members
-
-    infos = [setup.population.info(number) for number in range(len(setup.population))]
-    sizes = [info.num_examples for info in infos]
-    return Members(clients, {info.id: info.modalities for info in infos}, {info.id: info.head for info in infos}, sizes)
 
 
 # Search spaces of tuning, and the next configuration to try ---------------------------------------------------
@@ -376,7 +352,7 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
     for number in range(len(done), budget):
         choice = next_choice(recipe, row, space, done)
         values = {knob: space[knob][at] for knob, at in choice.items()}
-        single = _configured(recipe, row, values)
+        single = recipe.with_rows([row], {row: merge(recipe.overrides.get(row, {}), values)}).method(row)
         single = replace(single, score=recipe.score, headline=recipe.deploys(row))  # what it is chosen by
         write_tries(recipe, row, root, replace(tries, trials=tuple(done)), begun=values)
 
@@ -387,7 +363,8 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
             return bool(job["stop_below"]) and clearly_worse(scores, earlier, float(job["stop_below"]))
 
         report(0, "")
-        folders = _folders(_study(root, row), number + 1, single.run.seed, int(job["seeds"]))
+        seeds = range(single.run.seed, single.run.seed + int(job["seeds"]))
+        folders = {seed: _study(root, row) / cell_folder(str(number + 1), seed) for seed in seeds}
         done.append(_try(single, choice, values, report, hopeless, folders))
         write_tries(recipe, row, root, replace(tries, trials=tuple(done)))
     best = Tuned(row, "", tuple(done)).best
@@ -442,10 +419,6 @@ def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: 
     return True
 
 
-def _configured(recipe: Recipe, row: str, values: Mapping[str, Any]) -> Recipe:
-    return recipe.with_rows([row], {row: merge(recipe.overrides.get(row, {}), values)}).method(row)
-
-
 # The study of a row's configurations, each of which is a row of it -------------------------------------------------
 
 
@@ -459,11 +432,6 @@ class Tries:
 
 def _study(root: Path, row: str) -> Path:
     return root / file_name(row)
-
-
-def _folders(study: Path, number: int, first: int, seeds: int) -> dict[int, Path]:
-    """Seed -> the folder of the run of a configuration."""
-    return {seed: study / cell_folder(str(number), seed) for seed in range(first, first + seeds)}
 
 
 def read_tries(root: Path, row: str) -> Tries:
