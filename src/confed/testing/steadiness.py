@@ -31,7 +31,7 @@ from confed.federation.params import Scope, copy_into, matches_any, named_tensor
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.privacy.protections import UPDATE
-from confed.testing.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_setup
 from confed.testing.trial import (
     ROUNDS,
     Backwards,
