@@ -26,6 +26,7 @@ from typing import Any, cast
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.remote.journal_chains import JournalChains
+from confed.engines.remote.pieces import SitePieces, is_piece
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -372,6 +373,7 @@ class Site:
         self._schema: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
         self._limits = Limits.of(self._schema) if limits is None else limits
+        self._pieces = SitePieces(root / "request", self._limits, self._handle)
         # a server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
         self.store.root.mkdir(parents=True, exist_ok=True)
@@ -390,11 +392,20 @@ class Site:
         return self._limits.head + self._limits.body
 
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Head and body of the reply to a request; every error becomes the reply's error."""
-        began, name = time.perf_counter(), ""
+        """Head and body of the reply to a request, or to a piece of one; every error becomes the reply's error."""
+        if not is_piece(head):
+            return self._handle(head, body)
+        try:
+            return self._pieces.take(head, body)
+        except (Refused, OSError) as error:
+            self._progress(Note(f"refused: {error}"))
+            return Answer("", redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+
+    def _handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        began, name, in_pieces = time.perf_counter(), "", False
         try:
             request = self._read(head, body)
-            name = request.id
+            name, in_pieces = request.id, request.pieces
             self._journals.confirm(request.journals)
             if request.action == GOODBYE:
                 reply = self._take_leave(request)
@@ -412,7 +423,7 @@ class Site:
         except OSError as error:  # nothing leaves that the site's own log does not hold
             self._progress(Note(f"refused, as the log cannot be written: {error}"))
             return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
-        return head, data
+        return self._pieces.cut(head, data) if in_pieces else (head, data)
 
     def _read(self, head: bytes, body: bytes) -> Request:
         """A request's head; what is no request is in the log, too."""

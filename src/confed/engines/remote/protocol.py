@@ -156,14 +156,18 @@ class Request:
     kept: tuple[int, ...] = ()  # versions that must stay loadable: those of the server's checkpoints
     session: bool = False
     journals: str = ""  # what the server has signed of the site's journals, "" for nothing (journal_chains)
+    pieces: bool = False  # whether the server fetches the body of a large reply (pieces)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
-                                    "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
+        fields = {
+            "id": str, "client": str, "action": str, "round": int, "version": int, "base": int, "kept": list,
+            "session": bool, "journals": str, "pieces": bool,
+        }  # fmt: skip
+        head = read_head(data, limits, fields)
         if not all(type(kept) is int for kept in head["kept"]):
             raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
@@ -189,7 +193,7 @@ class Answer:
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
-        head = _head(data, limits, fields)
+        head = read_head(data, limits, fields)
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
         error = head["error"]
@@ -241,7 +245,8 @@ def open_body(
     return message
 
 
-def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+def read_head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """The fields of a head, which are exactly those, by name and type."""
     if len(data) > limits.head:
         raise Refused(f"a head has at most {limits.head} bytes, got {len(data)}")
     try:

@@ -28,6 +28,7 @@ from confed.engines.dispatch import Dispatcher
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.journal_chains import Countersignatures
+from confed.engines.remote.pieces import PieceTransport
 from confed.engines.remote.protocol import (
     NAME,
     Answer,
@@ -317,6 +318,7 @@ class Remote(Dispatcher):
         workspace: Workspace | None = None,
         bounds: Bounds | None = None,
         memory: Path | None = None,
+        pieces: Path | None = None,
     ) -> None:
         self.timeline = Timeline(0)
         self.timeouts = Timeouts() if timeouts is None else timeouts
@@ -324,9 +326,11 @@ class Remote(Dispatcher):
         self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
         limits = self._reader.limits
         transport.set_max_reply_bytes(limits.head + limits.body)
+        # bodies on their way, in a folder that outlives this process; None where messages travel whole
+        self._pieces = None if pieces is None else PieceTransport(transport, pieces, limits)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(
-            transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
+            self._pieces or transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
         )
         # rounds whose checkpoints the server may go back to; sites keep what belongs to them
         self.checkpoints: Sequence[int] = (0,)
@@ -378,6 +382,12 @@ class Remote(Dispatcher):
         """Removes what is left of the replies on disk."""
         if self.spool is not None:
             shutil.rmtree(self.spool, ignore_errors=True)
+
+    def take_leave(self) -> None:
+        """End of the run: the sites are told, and bodies that were on their way are removed."""
+        self.sites.farewell(10.0)
+        if self._pieces is not None:
+            self._pieces.close()
 
     def attempt(self, act: Callable[[], Done]) -> Done:
         """A part of a round, repeated without the site whose reply the method handled when an error ended it."""
@@ -571,7 +581,8 @@ class Remote(Dispatcher):
         versions = tuple(version_of(finished, 0) - 1 for finished in self.checkpoints)
         identity = f"{self.sites.run}/{round}/{step}/{name}"
         signed = self.sites.heads.signed(name)
-        request = Request(identity, name, call.action, round, version, base, versions, call.session, signed)
+        pieces = self._pieces is not None
+        request = Request(identity, name, call.action, round, version, base, versions, call.session, signed, pieces)
         return PendingCall(call, request)
 
     def _advance(self, batch: SiteBatch, position: int, ask: PendingCall, now: float) -> None:
@@ -582,8 +593,9 @@ class Remote(Dispatcher):
             if isinstance(reply, tuple):
                 self._take_in(batch, position, ask, *reply)
             elif isinstance(reply, str) or line != ask.to:
+                advanced = self._pieces is not None and self._pieces.advanced(ask.sent)
                 self._forget(ask)
-                ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
+                ask.lost, why = 1 if advanced else ask.lost + 1, reply or "ConnectionError: the connection was lost"
                 if ask.lost >= TRIES:
                     ask.lost = 0
                     self._give_up(batch, position, ask, why)
