@@ -11,8 +11,8 @@ from confed.algorithms.fedavg import FedAvg
 from confed.engines.local import InProcess
 from confed.engines.remote import pieces
 from confed.engines.remote.client import Site
-from confed.engines.remote.pieces import Piece, is_piece
-from confed.engines.remote.protocol import Answer, digest
+from confed.engines.remote.pieces import Piece, digest_of, is_piece
+from confed.engines.remote.protocol import Answer
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Connection
 from confed.testing.toy import toy_setup
@@ -25,6 +25,7 @@ SMALL = 300  # bytes of a piece in these tests: a model of these has about 1200,
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SMALLEST", SMALL)
     monkeypatch.setattr(pieces, "LARGEST", SMALL)
+    monkeypatch.setattr(pieces, "AT_ONCE", 0.0)
 
 
 class BadLine(Letters):
@@ -145,8 +146,8 @@ def error_of(reply: tuple[bytes, bytes]) -> str:
 
 def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None:
     door, content = site(tmp_path), b"x" * 100
-    of = digest(b"", b"something else")
-    put = Piece("put", of, 100, 0, digest(b"", content))
+    of = digest_of(b"something else")
+    put = Piece("put", of, 100, 0, digest_of(content))
     assert Piece.from_bytes(door.handle(put.to_bytes(), content)[0], pieces.Limits()).at == 100
     assert "a body of 100 bytes is not what" in error_of(door.handle(Piece("call", of, 100, head="{}").to_bytes(), b""))
     assert not list((tmp_path / "client-0" / "request").iterdir())
@@ -155,11 +156,11 @@ def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("piece", "content", "says"),
     [
-        (Piece("put", "0" * 32, 10**12), b"", "a body has at most"),
+        (Piece("put", "0" * 64, 10**12), b"", "a body has at most"),
         (Piece("put", "../../../x", 10), b"", "a piece is a part of a body"),
-        (Piece("put", "0" * 32, 10, 11), b"", "a piece is a part of a body"),
-        (Piece("put", "0" * 32, 2, 0, digest(b"", b"abc")), b"abc", "a body of 2 bytes was announced"),
-        (Piece("get", "0" * 32, 10, most=10), b"", "not here any more"),
+        (Piece("put", "0" * 64, 10, 11), b"", "a piece is a part of a body"),
+        (Piece("put", "0" * 64, 2, 0, digest_of(b"abc")), b"abc", "a body of 2 bytes was announced"),
+        (Piece("get", "0" * 64, 10, most=10), b"", "not here any more"),
     ],
 )
 def test_pieces_of_nothing_are_refused_in_one_line(tmp_path: Path, piece: Piece, content: bytes, says: str) -> None:
@@ -172,3 +173,13 @@ def test_a_server_that_asks_for_whole_replies_gets_them(tmp_path: Path) -> None:
     head, body = site(tmp_path).handle(*fit(toy_setup(FedAvg())))
     assert Answer.from_bytes(head, pieces.Limits()).error is None
     assert len(body) > 2 * SMALL
+
+
+def test_on_a_fast_line_bodies_travel_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE", 60.0)
+    setup = toy_setup(FedAvg(), rounds=2)
+    letters = BadLine(setup, tmp_path)
+    records = rounds(setup, led(letters, tmp_path / "pieces"))
+    assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
+    first = next(n for n, (_, _, head, _) in enumerate(letters.sent) if b'"round": 1' in head)
+    assert not any(is_piece(head) for _, _, head, _ in letters.sent[first:])

@@ -402,10 +402,10 @@ class Site:
             return Answer("", redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
 
     def _handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        began, name, in_pieces = time.perf_counter(), "", False
+        began, name, at_once = time.perf_counter(), "", 0
         try:
             request = self._read(head, body)
-            name, in_pieces = request.id, request.pieces
+            name, at_once = request.id, request.at_once
             self._journals.confirm(request.journals)
             if request.action == GOODBYE:
                 reply = self._take_leave(request)
@@ -423,7 +423,7 @@ class Site:
         except OSError as error:  # nothing leaves that the site's own log does not hold
             self._progress(Note(f"refused, as the log cannot be written: {error}"))
             return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
-        return self._pieces.cut(head, data) if in_pieces else (head, data)
+        return self._pieces.cut(head, data, at_once)
 
     def _read(self, head: bytes, body: bytes) -> Request:
         """A request's head; what is no request is in the log, too."""

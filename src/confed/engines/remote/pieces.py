@@ -12,18 +12,19 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
-from confed.engines.remote.protocol import Answer, Limits, Refused, digest, read_head
+from confed.engines.remote.protocol import Answer, Limits, Refused, read_head
 from confed.engines.remote.sites import Connection, Transport, patiently
 from confed.federation.atomic import private_folder
 from confed.federation.file_names import file_name
 
 SMALLEST, LARGEST = 2**18, 3 * 2**20
-"""Bytes of a piece. It begins with the fewest, which is also what travels with a head, and follows the line's speed."""
+"""Bytes of a piece: as many as the line carried in a second before, within these bounds."""
 
-FAST, SLOW = 0.5, 2.0  # seconds of a piece below which the next has twice, and above which it has half the bytes
+AT_ONCE = 2.0  # seconds of a body that travels whole: so much is lost with a connection
 WAIT = 120.0  # seconds for a piece, after which its connection counts as lost
 
 
@@ -46,11 +47,15 @@ class Piece:
     def from_bytes(cls, data: bytes, limits: Limits) -> "Piece":
         fields = {"piece": str, "of": str, "size": int, "at": int, "digest": str, "most": int, "head": str}
         piece = cls(**read_head(data, limits, fields))
-        if not re.fullmatch(r"[0-9a-f]{32}", piece.of) or not 0 <= piece.at <= piece.size or piece.most < 0:
+        if not re.fullmatch(r"[0-9a-f]{64}", piece.of) or not 0 <= piece.at <= piece.size or piece.most < 0:
             raise Refused(f"a piece is a part of a body, got bytes {piece.at} of {piece.size} of {piece.of[:32]!r}")
         if piece.size > limits.body:
             raise Refused(f"a body has at most {limits.body} bytes, got {piece.size}")
         return piece
+
+
+def digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()
 
 
 def is_piece(head: bytes) -> bool:
@@ -65,7 +70,7 @@ def _held(path: Path) -> int:
 
 def _append(path: Path, piece: Piece, content: bytes) -> None:
     """Adds a piece to what has come; one that comes out of turn, because an answer was lost, is left out."""
-    if digest(b"", content) != piece.digest:
+    if digest_of(content) != piece.digest:
         raise Refused(f"the piece from byte {piece.at} of {piece.size} is not what its digest says")
     if piece.at + len(content) > piece.size:
         raise Refused(f"a body of {piece.size} bytes was announced, and a piece ends at {piece.at + len(content)}")
@@ -77,7 +82,7 @@ def _append(path: Path, piece: Piece, content: bytes) -> None:
 def _whole(path: Path, piece: Piece) -> bytes:
     """A body that has come; one that is not what its digest says is removed, and comes again."""
     data = patiently(path.read_bytes)
-    if digest(b"", data) != piece.of:
+    if digest_of(data) != piece.of:
         path.unlink()
         raise Refused(f"a body of {piece.size} bytes is not what its digest says")
     return data
@@ -106,7 +111,7 @@ class SitePieces:
             if piece.of != self._digest:
                 raise Refused("the reply of which a piece is asked for is not here any more")
             content = self._reply[piece.at : piece.at + min(piece.most, LARGEST)]
-            return Piece("part", piece.of, len(self._reply), piece.at, digest(b"", content)).to_bytes(), content
+            return Piece("part", piece.of, len(self._reply), piece.at, digest_of(content)).to_bytes(), content
         path = _only(self._folder, piece.of)
         if piece.piece == "put":
             _append(path, piece, body)
@@ -114,11 +119,11 @@ class SitePieces:
             return self._answer(piece.head.encode(), _whole(path, piece))
         return Piece("have", piece.of, piece.size, _held(path)).to_bytes(), b""
 
-    def cut(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """A reply as it leaves: a large one without its body, which the server fetches."""
-        if len(body) <= SMALLEST:
+    def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
+        """A reply as it leaves: one with a larger body than that without it, and the server fetches it; 0: no bound."""
+        if not 0 < most < len(body):
             return head, body
-        self._reply, self._digest = body, digest(b"", body)
+        self._reply, self._digest = body, digest_of(body)
         return Piece("part", self._digest, len(body), head=head.decode()).to_bytes(), b""
 
 
@@ -134,7 +139,7 @@ class _Transfer:
     size: int = 0
     sent: str = ""  # what the transport knows the present message by
     began: float = 0.0  # when that was sent
-    had: int = 0  # bytes of the request's body that the site had
+    had: int | None = None  # bytes of the request's body that the site had; None before it says so
     reply: Piece | None = None  # the reply that is fetched
     advanced: bool = False  # whether a piece has arrived
 
@@ -146,15 +151,15 @@ class PieceTransport:
         self._transport, self._folder, self._limits = transport, folder, limits
         self._numbers = count()
         self._open: dict[str, _Transfer] = {}
-        self._most: dict[int, int] = {}  # site -> bytes of its next piece
+        self._rates: dict[int, float] = {}  # site -> bytes in a second on its line, where that is known
         self.connections, self.wait = transport.connections, transport.wait
         self.set_max_reply_bytes = transport.set_max_reply_bytes
         shutil.rmtree(folder / "requests", ignore_errors=True)  # of a process that was killed; replies stay
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
         transfer = _Transfer(to, kind, lasts, head)
-        if len(body) > SMALLEST:
-            transfer.of, transfer.size = digest(b"", body), len(body)
+        if len(body) > self.at_once(to):
+            transfer.of, transfer.size = digest_of(body), len(body)
             path = self._request_body(transfer)
             if _held(path) != len(body):
                 private_folder(path.parent)
@@ -186,6 +191,10 @@ class PieceTransport:
             self._close(sent)
         return came
 
+    def at_once(self, to: int) -> int:
+        """Bytes of a body that travels whole to a site, or from it."""
+        return max(SMALLEST, round(AT_ONCE * self._rates.get(to, 0.0)))
+
     def advanced(self, sent: str) -> bool:
         """Whether some piece of a request or of its reply has arrived."""
         return self._open[sent].advanced
@@ -193,6 +202,7 @@ class PieceTransport:
     def forget(self, sent: str) -> None:
         transfer = self._close(sent)
         if transfer is not None:
+            self._rates.pop(transfer.to, None)  # the line may be another one
             self._transport.forget(transfer.sent)
 
     def close(self) -> None:
@@ -229,22 +239,22 @@ class PieceTransport:
             if not 0 < len(content) <= LARGEST or piece.size != reply.size:
                 raise Refused("a piece of a reply is none of what was announced")
             _append(self._reply_body(transfer, reply), piece, content)
-            self._pace(transfer)
+            self._pace(transfer, len(content))
             return self._fetch_next(transfer, reply)
         else:
             raise Refused(f"{piece.piece[:20]!r} is no answer to a piece of this request")
         return None if went else "ConnectionError: the connection was lost"
 
     def _put_next(self, transfer: _Transfer, held: int) -> bool:
-        if held > transfer.had:
-            transfer.had = held
-            self._pace(transfer)
+        if transfer.had is not None and held > transfer.had:
+            self._pace(transfer, held - transfer.had)
+        transfer.had = held
         if held == transfer.size:
             return self._call(transfer)
         with patiently(lambda: self._request_body(transfer).open("rb")) as file:
             file.seek(held)
-            content = file.read(self._most.get(transfer.to, SMALLEST))
-        put = Piece("put", transfer.of, transfer.size, held, digest(b"", content))
+            content = file.read(self._piece_size(transfer))
+        put = Piece("put", transfer.of, transfer.size, held, digest_of(content))
         return self._send(transfer, put.to_bytes(), content, WAIT)
 
     def _fetch_next(self, transfer: _Transfer, reply: Piece) -> tuple[bytes, bytes] | str | None:
@@ -252,7 +262,7 @@ class PieceTransport:
         held = _held(path)
         if held == reply.size:
             return reply.head.encode(), _whole(path, reply)
-        get = Piece("get", reply.of, reply.size, held, most=self._most.get(transfer.to, SMALLEST))
+        get = Piece("get", reply.of, reply.size, held, most=self._piece_size(transfer))
         went = self._send(transfer, get.to_bytes(), b"", WAIT)
         return None if went else "ConnectionError: the connection was lost"
 
@@ -261,12 +271,10 @@ class PieceTransport:
         name = connection[transfer.to].name if transfer.to in connection else None
         return _only(self._folder / "replies" / file_name(name or str(transfer.to)), reply.of)
 
-    def _pace(self, transfer: _Transfer) -> None:
-        """A piece has arrived: how many bytes the next has."""
+    def _piece_size(self, transfer: _Transfer) -> int:
+        return max(SMALLEST, min(LARGEST, round(self._rates.get(transfer.to, 0.0))))
+
+    def _pace(self, transfer: _Transfer, moved: int) -> None:
+        """A piece has arrived: how fast its line is."""
         transfer.advanced = True
-        took, most = time.monotonic() - transfer.began, self._most.get(transfer.to, SMALLEST)
-        if took < FAST:
-            most = min(2 * most, LARGEST)
-        elif took > SLOW:
-            most = max(most // 2, SMALLEST)
-        self._most[transfer.to] = most
+        self._rates[transfer.to] = moved / max(time.monotonic() - transfer.began, 1e-3)

@@ -156,7 +156,7 @@ class Request:
     kept: tuple[int, ...] = ()  # versions that must stay loadable: those of the server's checkpoints
     session: bool = False
     journals: str = ""  # what the server has signed of the site's journals, "" for nothing (journal_chains)
-    pieces: bool = False  # whether the server fetches the body of a large reply (pieces)
+    at_once: int = 0  # bytes of a reply's body above which the server fetches it in pieces; 0: it takes any
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -165,14 +165,14 @@ class Request:
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
         fields = {
             "id": str, "client": str, "action": str, "round": int, "version": int, "base": int, "kept": list,
-            "session": bool, "journals": str, "pieces": bool,
+            "session": bool, "journals": str, "at_once": int,
         }  # fmt: skip
         head = read_head(data, limits, fields)
         if not all(type(kept) is int for kept in head["kept"]):
             raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
             raise Refused(f"an action has a Python name, got {head['action'][:80]!r}")
-        if not 0 <= head["base"] < head["version"] or head["round"] < 0:
+        if not 0 <= head["base"] < head["version"] or head["round"] < 0 or head["at_once"] < 0:
             raise Refused(f"versions must ascend from 0, got base {head['base']}, version {head['version']}")
         return cls(**{**head, "kept": tuple(head["kept"])})
 

@@ -581,8 +581,7 @@ class Remote(Dispatcher):
         versions = tuple(version_of(finished, 0) - 1 for finished in self.checkpoints)
         identity = f"{self.sites.run}/{round}/{step}/{name}"
         signed = self.sites.heads.signed(name)
-        pieces = self._pieces is not None
-        request = Request(identity, name, call.action, round, version, base, versions, call.session, signed, pieces)
+        request = Request(identity, name, call.action, round, version, base, versions, call.session, signed)
         return PendingCall(call, request)
 
     def _advance(self, batch: SiteBatch, position: int, ask: PendingCall, now: float) -> None:
@@ -609,7 +608,8 @@ class Remote(Dispatcher):
                 self._give_up(batch, position, ask, "ConnectionError: the site is not connected")
             return
         # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
-        head, body = ask.request.to_bytes(), seal(ask.call.message)
+        at_once = 0 if self._pieces is None else self._pieces.at_once(line[0])
+        head, body = replace(ask.request, at_once=at_once).to_bytes(), seal(ask.call.message)
         ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
             ask.to, ask.late = line, now + self.timeouts.deadline
