@@ -141,7 +141,7 @@ class _Transfer:
     began: float = 0.0  # when that was sent
     had: int | None = None  # bytes of the request's body that the site had; None before it says so
     reply: Piece | None = None  # the reply that is fetched
-    advanced: bool = False  # whether a piece has arrived
+    moved: int = 0  # bytes of the request's body and of the reply's that have arrived
 
 
 class PieceTransport:
@@ -195,9 +195,9 @@ class PieceTransport:
         """Bytes of a body that travels whole to a site, or from it."""
         return max(SMALLEST, round(AT_ONCE * self._rates.get(to, 0.0)))
 
-    def advanced(self, sent: str) -> bool:
-        """Whether some piece of a request or of its reply has arrived."""
-        return self._open[sent].advanced
+    def moved(self, sent: str) -> int:
+        """Bytes of the bodies of a request and of its reply that have arrived, also in earlier tries."""
+        return self._open[sent].moved
 
     def forget(self, sent: str) -> None:
         transfer = self._close(sent)
@@ -248,7 +248,7 @@ class PieceTransport:
     def _put_next(self, transfer: _Transfer, held: int) -> bool:
         if transfer.had is not None and held > transfer.had:
             self._pace(transfer, held - transfer.had)
-        transfer.had = held
+        transfer.had = transfer.moved = held
         if held == transfer.size:
             return self._call(transfer)
         with patiently(lambda: self._request_body(transfer).open("rb")) as file:
@@ -260,6 +260,7 @@ class PieceTransport:
     def _fetch_next(self, transfer: _Transfer, reply: Piece) -> tuple[bytes, bytes] | str | None:
         path = self._reply_body(transfer, reply)
         held = _held(path)
+        transfer.moved = transfer.size + held
         if held == reply.size:
             return reply.head.encode(), _whole(path, reply)
         get = Piece("get", reply.of, reply.size, held, most=self._piece_size(transfer))
@@ -276,5 +277,4 @@ class PieceTransport:
 
     def _pace(self, transfer: _Transfer, moved: int) -> None:
         """A piece has arrived: how fast its line is."""
-        transfer.advanced = True
         self._rates[transfer.to] = moved / max(time.monotonic() - transfer.began, 1e-3)

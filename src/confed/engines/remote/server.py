@@ -28,7 +28,7 @@ from confed.engines.dispatch import Dispatcher
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.journal_chains import Countersignatures
-from confed.engines.remote.pieces import PieceTransport
+from confed.engines.remote.pieces import SMALLEST, PieceTransport
 from confed.engines.remote.protocol import (
     NAME,
     Answer,
@@ -592,9 +592,11 @@ class Remote(Dispatcher):
             if isinstance(reply, tuple):
                 self._take_in(batch, position, ask, *reply)
             elif isinstance(reply, str) or line != ask.to:
-                advanced = self._pieces is not None and self._pieces.advanced(ask.sent)
+                moved = 0 if self._pieces is None else self._pieces.moved(ask.sent)
+                if moved >= ask.moved + SMALLEST:  # a bad line, but not one that nothing passes
+                    ask.lost, ask.moved = 0, moved
                 self._forget(ask)
-                ask.lost, why = 1 if advanced else ask.lost + 1, reply or "ConnectionError: the connection was lost"
+                ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
                 if ask.lost >= TRIES:
                     ask.lost = 0
                     self._give_up(batch, position, ask, why)
