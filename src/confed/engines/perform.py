@@ -26,6 +26,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
+from confed.federation.step_checkpoints import StepCheckpoints
 from confed.privacy import protections
 from confed.privacy.protections import check_reply, first_non_finite
 
@@ -130,6 +131,7 @@ class Setup:
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
         measures: numbers by which final models are judged beside the tasks' own.
+        checkpoints: where a site's training writes how far it has come; None in the simulator.
     """
 
     algorithm: Algorithm
@@ -153,6 +155,7 @@ class Setup:
     device_data: int = 0
     signatures: SignatureCheck | None = None
     measures: tuple[Measure, ...] = ()
+    checkpoints: StepCheckpoints | None = None
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
@@ -226,6 +229,7 @@ def client_of(
         secret=setup.secret,
         measures=setup.measures,
         record_privacy=setup.algorithm.record_privacy,
+        checkpoints=setup.checkpoints,
     )
 
 

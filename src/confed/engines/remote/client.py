@@ -49,10 +49,12 @@ from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.equivalence import follows_steps
 from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
+from confed.federation.step_checkpoints import EVERY, StepCheckpoints
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon
@@ -337,6 +339,7 @@ class Site:
         over: Callable[[], None] = lambda: None,
         left_out: Mapping[str, int] | None = None,
         final: Callable[[Params, ClientState], str] = lambda shared, state: "",
+        checkpoint: float = EVERY,
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -366,7 +369,12 @@ class Site:
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
-        self._setup = replace(setup, journal=self.journal, signer=signer, secret=self._secret)
+        self._checkpoints = None
+        if checkpoint > 0 and follows_steps(setup.algorithm, setup.local):
+            self._checkpoints = StepCheckpoints(root / "steps", checkpoint)
+        self._setup = replace(
+            setup, journal=self.journal, signer=signer, secret=self._secret, checkpoints=self._checkpoints
+        )
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
@@ -508,6 +516,8 @@ class Site:
         self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
         if again := self._session.enter(request, request_digest, body):
             self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
+        if self._checkpoints is not None and request.action in self._telling and not request.session:
+            self._checkpoints.enter(request_digest)
         call = Call(self.client, request.action, message, session=request.session)
         store = self._session.states if request.session else self.store
         reply = answer(self._setup, self._workspace, call, store, request.round)
@@ -571,6 +581,8 @@ class Site:
         data = len(head).to_bytes(8, "little") + head + body
         if not session or not self._last.is_file():
             write_atomically(self._last, data)
+            if self._checkpoints is not None:
+                self._checkpoints.leave()
             return
         with open(self._last, "r+b") as file:
             file.write(data)

@@ -61,6 +61,7 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.protocols import Counting
 from confed.federation.reports import LOSS
 from confed.federation.state import ServerState, Store
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
 
@@ -297,7 +298,7 @@ class Pauses:
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
-TRIES = 3  # how often a site may lose a request before it is left out of a round
+TRIES = 3  # how often in a row a site may lose a request, soon and without a piece of it, before it is left out
 
 
 class Remote(Dispatcher):
@@ -593,7 +594,8 @@ class Remote(Dispatcher):
                 self._take_in(batch, position, ask, *reply)
             elif isinstance(reply, str) or line != ask.to:
                 moved = 0 if self._pieces is None else self._pieces.moved(ask.sent)
-                if moved >= ask.moved + SMALLEST:  # a bad line, but not one that nothing passes
+                # A bad line that something passes, and a site that worked for long, are no request that kills its site.
+                if moved >= ask.moved + SMALLEST or now - ask.began > EVERY:
                     ask.lost, ask.moved = 0, moved
                 self._forget(ask)
                 ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
@@ -614,7 +616,7 @@ class Remote(Dispatcher):
         head, body = replace(ask.request, at_once=at_once).to_bytes(), seal(ask.call.message)
         ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
-            ask.to, ask.late = line, now + self.timeouts.deadline
+            ask.to, ask.began, ask.late = line, now, ask.late or now + self.timeouts.deadline
             self.sites.log("out", name, ask.call.action, head, body)
             self.sites.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
@@ -625,6 +627,7 @@ class Remote(Dispatcher):
         self._forget(ask)
         if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
             why += "; the round cannot go on without it"
+            ask.late = 0.0
         else:
             batch.lost += 1
             self._end(batch, position, ask, why)
