@@ -30,7 +30,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("registry", "system", "federation", "losses", "metrics"),
     ("data", "privacy", "comparison"),
-    ("algorithms", "models", "attacks", "datasets", "engines", "recipes", "measures", "results"),
+    ("algorithms", "models", "datasets", "engines", "recipes", "measures", "results"),
     ("tasks", "report", "tracking"),
     ("runs", "prepare", "testing"),
     ("studies", "inference", "deployment", "unlearning"),
@@ -54,7 +54,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measures": {"registry", "federation"},
     "algorithms": {"federation", "losses", "privacy"},
     "models": {"federation", "data", "losses", "registry"},
-    "attacks": {"federation", "privacy"},
     "datasets": {"data", "federation", "metrics", "registry"},
     "engines": {"federation", "privacy", "system"},
     "recipes": {"registry", "federation", "data"},
@@ -70,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "unlearning": BELOW_RUNS - {"report", "tracking"} | {"runs"},
     "analysis": BELOW_RUNS | {"runs", "inference"},
     "api": BELOW_RUNS | {"runs", "studies", "inference", "testing"},
-    "release": BELOW_RUNS | {"runs", "inference", "analysis"},
+    "release": BELOW_RUNS | {"runs", "inference", "analysis", "deployment"},
     "cli": set(LAYER) - {"cli"},
 }
 ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from confed.attacks.membership import example_losses
 from confed.federation.protocols import Output, Task
+from confed.privacy.membership import example_losses
 from confed.registry import tasks
 from confed.tasks.choice import Choice
 from confed.tasks.entailment import Entailment

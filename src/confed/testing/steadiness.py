@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
+from confed.federation.compression import DOWNLINK, HELD, Compression, compressed_names
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
@@ -29,6 +30,7 @@ from confed.federation.ownership import modalities_of
 from confed.federation.params import Scope, copy_into, matches_any, named_tensors
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
+from confed.privacy.protections import UPDATE
 from confed.testing.toy import toy_setup
 from confed.testing.trial import (
     ROUNDS,
@@ -297,6 +299,41 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
         same(check, *runs, tolerance=1e-3)
+
+
+@dataclass(frozen=True)
+class _Lossless(Compression):
+    """Packing of every value as it is."""
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+
+def compressed_updates_arrive(algorithm: Algorithm) -> None:
+    """Packed as they are, updates and models make the same servers; with four bits rounds go on."""
+    check = "compressed updates arrive"
+    setup = toy_setup(algorithm, local=DESCENT, rounds=ROUNDS)
+    one_server = len(setup.algorithm.phases()) == 1
+
+    def compressed(packing: Compression) -> Outcome:
+        outcome = run(replace(setup, uplink=packing, downlink=packing if one_server else Compression()))
+        if failed := list(chain.from_iterable(errors.values() for errors in outcome.errors)):
+            raise ContractViolation(f"{check}: a client fails: {failed[0]}")
+        for client, call, reply in outcome.replies:
+            if call.action == UPDATE and (bare := compressed_names(reply.message.tensors, setup.algorithm.traits.sums)):
+                raise ContractViolation(f"{check}: {client} sent {bare[0]} as it is")
+        slots = {HELD, DOWNLINK}
+        servers: dict[str, ServerState] = {}
+        for name, server in outcome.servers.items():
+            servers[name] = replace(server, slots={n: t for n, t in server.slots.items() if n not in slots})
+        return replace(outcome, servers=servers, states={})
+
+    try:
+        same(check, replace(run(setup), states={}), compressed(_Lossless()), tolerance=1e-3)
+        compressed(Compression(4, 0.5))
+    except (RuntimeError, ValueError) as error:
+        raise ContractViolation(f"{check}: a run with it ends with {type(error).__name__}: {error}") from error
 
 
 def survives_the_wire(algorithm: Algorithm) -> None:

@@ -89,11 +89,11 @@ class Bytes(Recording):
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Answers computed from bytes and handed over as what their bytes say."""
         for call in calls:
-            message = decode(encode(call.message))
+            message = decode(encode(call.sent))
             receiver = MemoryStore()
             receiver.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
             workspace = Workspace(self.setup.model(), lasting=False)
-            reply = answer(self.setup, workspace, replace(call, message=message), receiver, round)
+            reply = answer(self.setup, workspace, replace(call, message=message, wire=None), receiver, round)
             store.save(call.client.id, decode_state(encode_state(receiver.load(call.client.id))))
             yield replace(reply, message=decode(encode(reply.message)))
 
