@@ -133,6 +133,9 @@ def client(
             "else exact, one per round, until --epsilon is spent]"
         ),
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What may be asked of this site. [default: policy.toml here, if there is one]")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
     engine: Chosen = Engine.flower,
@@ -146,13 +149,15 @@ def client(
     flare "flare".
     """
     from confed.deployment.manifest import check_serial
+    from confed.deployment.policy import policy_of
     from confed.deployment.transports import Joining, transport_of
 
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
     transport = transport_of(engine.value)
     joining = Joining(
-        site, private, server, ca, key, members, kit, epsilon, evaluations, once, patience, insecure,
+        site, private, server, ca, key, members, kit, policy_of(policy, epsilon, evaluations), once, patience,
+        insecure,
     )  # fmt: skip
     signature = transport.signature(joining, recipe, card, unsigned)
     if signature is not None:

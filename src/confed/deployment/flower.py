@@ -78,7 +78,7 @@ class FlowerFederation:
             if signature is not None:
                 accept(private, *signature)
             site = open_site(
-                recipe, joining.site, private, tell, limit=joining.epsilon, evaluations=joining.evaluations,
+                recipe, joining.site, private, tell, policy=joining.policy,
                 signer=signer_by_list(recipe, joining.site, joining.key, joining.members, signed),
                 over=stop.set if joining.once else lambda: None,
             )  # fmt: skip

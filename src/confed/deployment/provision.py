@@ -23,6 +23,7 @@ from confed.data.card_files import Card, merged, read_card
 from confed.data.card_files import digest_of as digest_of_card
 from confed.datasets.card import card_of
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
+from confed.deployment.policy import FILE as POLICY
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded
@@ -143,6 +144,7 @@ def hand_out(
     write_from_template(root / "server" / "README.md", f"{form}server.md", federation)
     for name in federation.sites:
         write_from_template(root / "sites" / name / "README.md", f"{form}site.md", federation, name)
+        write_from_template(root / "sites" / name / POLICY, "policy.toml", federation, name)
     folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
     for folder in folders:
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
