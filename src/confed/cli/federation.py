@@ -52,7 +52,10 @@ Overrides = Annotated[
 Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or a name.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
-Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
+Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
+Page = Annotated[int | None, typer.Option(help="Port here of a read-only page, /metrics and /healthz.")]
+Notify = Annotated[str | None, typer.Option(help="Notices to https://... or smtp://USER@HOST:PORT/TO.")]
+Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
 
 
 @app.command()
@@ -61,7 +64,7 @@ def server(
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
     tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
-    sites: Annotated[Path | None, typer.Option(help="Sites and their public keys. [default: sites.json there]")] = None,
+    sites: Annotated[Path | None, typer.Option(help="Sites and their keys. [default: sites.json there]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     method: Method = None,
@@ -71,7 +74,7 @@ def server(
         typer.Option(help="Seconds for all sites to come; with --deliver, for a late one."),
     ] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
-    away: Annotated[float, typer.Option(help="Seconds without a connection that a round puts up with.")] = 60.0,
+    away: Annotated[float, typer.Option(help="Seconds away that a round puts up with.")] = 60.0,
     update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
     weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
     whole: Annotated[
@@ -81,15 +84,18 @@ def server(
     insecure: Insecure = False,
     card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
     engine: Chosen = Engine.flower,
+    page: Page = None,
+    notify: Notify = None,
+    log: Log = None,
     as_json: Json = False,
 ) -> None:
     """Run the server of a federation across machines.
 
-    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. Needs the extra "flower";
-    with --engine flare the extra "flare", and --tls is the folder that `confed federation new --engine flare` made,
-    which knows address and port.
+    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. With --engine flare, --tls
+    is the kit, which knows address and port.
     """
     from confed.api.progress import StatusPage
+    from confed.deployment.monitor import monitored
     from confed.deployment.transports import Leading, transport_of
     from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
@@ -100,8 +106,13 @@ def server(
         whole, deliver, insecure,
     )  # fmt: skip
     loaded = _led(recipe, list(overrides or []), method, card)
-    with _private(), interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
-        summary = transport.lead(loaded, leading, page)
+    with (
+        _private(),
+        interruptible(state, "the same command"),
+        StatusPage(console, state, quiet=as_json) as shown,
+        monitored(shown, state, _title(loaded), page=page, notify=notify, log=log) as progress,
+    ):
+        summary = transport.lead(loaded, leading, progress)
     show(state, [summary], as_json)
 
 
@@ -119,22 +130,22 @@ def client(
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[Path | None, typer.Option(help="The merged data card, with common answers and words.")] = None,
+    card: Annotated[Path | None, typer.Option(help="The merged data card of all sites.")] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Stop training when the privacy cost of updates reaches this."),
+        typer.Option(help="Most that updates may cost in privacy."),
     ] = None,
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help="Evaluations: exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; "
-            "else exact, one per round, until --epsilon is spent]"
+            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact, one "
+            "per round, until --epsilon is spent]"
         ),
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="What may be asked of this site. [default: policy.toml here, if there is one]")
+        Path | None, typer.Option(help="What may be asked of this site. [default: ./policy.toml]")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
@@ -142,6 +153,9 @@ def client(
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
+    page: Page = None,
+    notify: Notify = None,
+    log: Log = None,
 ) -> None:
     """Take part in a federation across machines as a site.
 
@@ -149,6 +163,7 @@ def client(
     flare "flare".
     """
     from confed.deployment.manifest import check_serial
+    from confed.deployment.monitor import monitored
     from confed.deployment.policy import policy_of
     from confed.deployment.transports import Joining, transport_of
 
@@ -165,9 +180,16 @@ def client(
     stop = threading.Event()
     with _private(), _stopping(stop):
         loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-        took_part = transport.join(loaded, joining, signature, stop, notes(site))
+        title, who = _title(loaded), site or kit.resolve().name
+        with monitored(notes(site), private, title, site=who, page=page, notify=notify, log=log) as progress:
+            took_part = transport.join(loaded, joining, signature, stop, progress)
     if not took_part:
         raise typer.Exit(FAILED)
+
+
+def _title(recipe: "Recipe") -> str:
+    """Name of a run on its page and in its notices."""
+    return f"{recipe.name}, {recipe.sections['algorithm']['name']}"
 
 
 def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
