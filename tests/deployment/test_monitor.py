@@ -93,9 +93,9 @@ def test_a_site_is_told_what_left_it_today(tmp_path: Path) -> None:
     rows.append({"time": now, "way": "out", "id": "9", "error": "Refused: hours", "bytes": 60})
     (tmp_path / "audit.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     told = departures(tmp_path)
-    assert told["left_today"] == "Today left this house: 2 model updates (2.00 MB), 1 refusal (60 B)."
+    assert told["left_today"] == "Today left this site: 2 model updates (2.00 MB), 1 refusal (60 B)."
     assert told["bytes_today"] == 2 * 10**6 + 60
-    assert departures(tmp_path / "new")["left_today"] == "Today left this house: nothing."
+    assert departures(tmp_path / "new")["left_today"] == "Today left this site: nothing."
     (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n')
     assert departures(tmp_path)["epsilon"] == 3.5
     (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n{"noise": 0.0, "epsilon": null}\n')

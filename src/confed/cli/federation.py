@@ -78,7 +78,7 @@ def server(
     update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
     weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Send the server's part of split methods to be evaluated.")
+        bool, typer.Option("--whole", help="Evaluate split methods: send the server's part.")
     ] = False,
     deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
     insecure: Insecure = False,

@@ -109,7 +109,7 @@ def departures(private: Path, day: str = "") -> dict[str, Any]:
     spent = next((line["epsilon"] for line in reversed(costs) if line.get("noise")), None)
     bare = any(not line.get("noise") for line in costs)
     return {
-        "left_today": f"Today left this house: {', '.join(left) if left else 'nothing'}.",
+        "left_today": f"Today left this site: {', '.join(left) if left else 'nothing'}.",
         "epsilon": None if bare else spent,
         "bytes_today": sum(sizes.values()),
     }
