@@ -77,9 +77,7 @@ def server(
     away: Annotated[float, typer.Option(help="Seconds away that a round puts up with.")] = 60.0,
     update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
     weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Evaluate split methods: send the server's part.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Evaluate split methods: send the server's part.")] = False,
     deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
     insecure: Insecure = False,
     card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
@@ -272,6 +270,7 @@ def new(
     card: Annotated[Path | None, typer.Option(help="A data card, copied into all folders.")] = None,
     wheel: Annotated[Path | None, typer.Option(help="A wheel file of confed, copied into all sites' folders.")] = None,
     engine: Chosen = Engine.flower,
+    authority: Annotated[Path | None, typer.Option(help="An authority made before. [default: a new one]")] = None,
     as_json: Json = False,
 ) -> None:
     """Make certificates, keys, a folder for every site and one for the server, each with its README.
@@ -285,7 +284,7 @@ def new(
     transport = transport_of(engine.value)
     loaded = pinned(single_recipe(recipe, list(overrides or []), method))
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
-    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel, authority)
     client_names = names_of_data(loaded, card)
     if client_names is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and there is no --card")
@@ -327,12 +326,102 @@ def sign(
     say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and recipe, card and {SITES} if they changed")
 
 
-@federation_app.command("key")
-def key(path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")]) -> None:
-    """Make a site's private key; prints the public key, for the server's sites.json."""
-    from confed.deployment.provision import make_key
+ServerFolder = Annotated[Path, typer.Argument(help="The server's folder of the federation.")]
+SiteName = Annotated[str, typer.Argument(help="Name of the site.")]
+CaKey = Annotated[Path | None, typer.Option("--key", help="The authority's private key. [default: beside the folder]")]
+Encrypt = Annotated[bool, typer.Option("--encrypt", help="Protect the key by a passphrase (CONFED_PASSPHRASE).")]
+Days = Annotated[int, typer.Option(help="Days for which the certificate is valid.")]
 
-    print(make_key(path))
+
+@federation_app.command("key")
+def key(
+    path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")], encrypt: Encrypt = False
+) -> None:
+    """Make a site's private key; prints the public key, for the server's sites.json."""
+    from confed.deployment.authority import make_key
+
+    print(make_key(path, encrypt))
+
+
+@federation_app.command("ca")
+def ca(
+    folder: Annotated[Path, typer.Argument(help="Folder for ca.key and ca.crt.")],
+    days: Days = 730,
+    encrypt: Encrypt = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="The server's folder of a federation whose sites shall trust it as well.")
+    ] = None,
+) -> None:
+    """Make a certificate authority, apart from any server; with --beside the next one of a federation."""
+    from confed.deployment.authority import make_authority
+    from confed.deployment.roster import rotate_authority
+
+    if beside is None:
+        make_authority(folder, days, encrypt)
+    else:
+        rotate_authority(beside.resolve(), folder, days, encrypt)
+        say("every site needs the new ca.crt, which holds both, before `confed federation renew --authority`")
+    say(f"made {escape(str(folder))}: keep ca.key offline")
+
+
+@federation_app.command("add")
+def add(
+    folder: ServerFolder,
+    site: SiteName,
+    public: Annotated[str, typer.Option(help="The site's public key. [default: a new key in sites/NAME]")] = "",
+    host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    key: CaKey = None,
+) -> None:
+    """Add a site; a running server lets it in at once, and it takes part from the next round."""
+    from confed.deployment.roster import add_site
+
+    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port)))
+
+
+@federation_app.command("revoke")
+def revoke(folder: ServerFolder, site: SiteName, key: CaKey = None) -> None:
+    """Take a site's key off the list; a running server refuses it at once, and the run goes on."""
+    from confed.deployment.roster import revoke_site
+
+    _tell_signed(revoke_site(folder.resolve(), site, key))
+
+
+@federation_app.command("quarantine")
+def quarantine(
+    folder: ServerFolder,
+    site: SiteName,
+    release: Annotated[bool, typer.Option("--release", help="End the quarantine.")] = False,
+) -> None:
+    """Ask a site nothing until it is released; it stays connected, and the run goes on without it."""
+    from confed.deployment.roster import quarantine_site
+
+    quarantine_site(folder.resolve(), site, release)
+    say(f"{escape(site)} {'is asked again' if release else 'is in quarantine'}")
+
+
+@federation_app.command("renew")
+def renew(
+    folder: ServerFolder,
+    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")],
+    days: Days = 365,
+    authority: Annotated[
+        Path | None, typer.Option(help="Folder of the authority. [default: beside the folder]")
+    ] = None,
+) -> None:
+    """Make a new certificate and key of the server; a running one takes them for new connections."""
+    from confed.deployment.roster import renew_server
+
+    renew_server(folder.resolve(), authority, host, days)
+    say(f"made {escape(str(folder / 'server.crt'))}, valid for {days} days")
+
+
+def _tell_signed(folders: list[Path]) -> None:
+    """Where a new manifest is, and who needs it."""
+    from confed.deployment.manifest import MANIFEST, SIGNATURE
+
+    say(f"signed in {escape(', '.join(map(str, folders)))}")
+    say(f"sites that are elsewhere need the new {MANIFEST}, {SIGNATURE} and sites.json")
 
 
 @federation_app.command("demo")

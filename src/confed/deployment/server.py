@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -383,7 +383,7 @@ def run_server(
     root: Path,
     transport: Transport,
     *,
-    names: Sequence[str] = (),
+    names: Collection[str] = (),
     wait: float = 600.0,
     coming: Sequence[str] = (),
     timeouts: Timeouts | None = None,
@@ -415,6 +415,10 @@ def run_server(
     leader = _Leader(
         recipe, setup, run_data, _folder(root, recipe), expected, bool(names), wait, coming, whole, absent, progress
     )
+
+    def listed_now() -> list[str]:
+        return [name for name in _expected_sites(setup, ()) if not names or name in names]
+
     late = LateSites(expected, wait) if deliver else None
     what = f"waiting for {len(expected)} sites" if late is None else "waiting for late sites"
     progress(RunProgress(0, setup.rounds, "starting", what))
@@ -428,13 +432,14 @@ def run_server(
             newcomers = None if late is None else late.gather(remote.sites)
             if newcomers == []:
                 break
-            summary = leader.lead(remote, newcomers)
-        if late is None:
+            summary = leader.lead(remote, newcomers, listed_now)
+        if late is None and summary is not None:
             return summary
+        leader = replace(leader, expected=listed_now())
     return json.loads(leader.folder.summary.read_text(encoding="utf-8"))
 
 
-def _expected_sites(setup: Setup, names: Sequence[str]) -> list[str]:
+def _expected_sites(setup: Setup, names: Collection[str]) -> list[str]:
     """The sites that a server waits for, in the order of the clients."""
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
     if setup.algorithm.traits.centralised:
@@ -487,8 +492,10 @@ class _Leader:
     absent: Sequence[str]
     progress: Progress
 
-    def lead(self, remote: Remote, newcomers: Sequence[str] | None) -> dict[str, Any]:
-        """A whole run, or the delivery of its final models to newcomers."""
+    def lead(
+        self, remote: Remote, newcomers: Sequence[str] | None, listed_now: Callable[[], list[str]]
+    ) -> dict[str, Any] | None:
+        """A whole run, or the delivery of its final models to newcomers; None where a site was added in between."""
         members, left_out = self._members(remote, newcomers)
         counted, heavy = bounded_members(members, _weight_bound(self.setup.algorithm, remote.bounds))
         for name, sentence in heavy.items():
@@ -511,7 +518,19 @@ class _Leader:
         runner.examples = {info.id: {"train": info.num_examples} for info in members}
         runner.left_out = left_out
         runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
-        summary = runner.run()
+
+        def site_was_added() -> bool:
+            remote.sites.look()
+            return any(name in remote.sites.lines for name in set(listed_now()).difference(self.expected))
+
+        runner.stopping = site_was_added
+        try:
+            summary = runner.run()
+        except KeyboardInterrupt:
+            if not site_was_added():
+                raise
+            remote.remember()
+            return None
         remote.remember()
         remote.sites.farewell(10.0)
         return summary
