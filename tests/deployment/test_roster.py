@@ -34,7 +34,7 @@ from confed.engines.flower.supernode import SuperNode, public_of, read_key, read
 from confed.engines.flower.transport import client_app
 from confed.engines.remote.client import Site
 from confed.engines.remote.sites import Timeouts
-from confed.system.events import Event, Note, RunProgress
+from confed.system.events import Event, Note, RunProgress, SiteStates
 from led_recipe import SITES_OF, recipe_of
 from repository import SUPPORT
 
@@ -58,6 +58,7 @@ class Led:
         self.said: list[str] = []
         self.port, self.summary = 0, dict[str, Any]()
         self.error: BaseException | None = None
+        self.connected, self.awaited = set[str](), set[str]()
         self.at_round: dict[int, Callable[[], None]] = {}
         self.stop, self.threads = threading.Event(), list[threading.Thread]()
         turn, handle = threading.Lock(), Site.handle
@@ -73,8 +74,11 @@ class Led:
             self.said.append(event.text)
             if event.text.startswith("listening on"):
                 self.port = int(event.text.split(":")[1].split(",")[0])
-        elif isinstance(event, RunProgress) and event.stage == "training" and event.round in self.at_round:
-            self.at_round.pop(event.round)()
+        elif isinstance(event, SiteStates):
+            self.connected = {name for name, status in event.sites.items() if status.state != "away"}
+        elif isinstance(event, RunProgress) and event.stage == "training":
+            self.at_round.pop(event.round, lambda: None)()
+            time.sleep(0.0 if self.connected >= self.awaited else 0.2)  # rounds must not end before it is here
 
     def lead(self) -> None:
         leading = Leading(self.kit / "state", self.server, port=0, timeouts=Timeouts(1, 60.0, 0.5, 0.05), wait=60.0)
@@ -142,7 +146,7 @@ def test_a_revoked_site_is_out_at_once_and_the_run_goes_on(kit: Path, monkeypatc
 
 def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-    led = Led(kit, 16, monkeypatch)
+    led = Led(kit, 30, monkeypatch)
 
     def into() -> None:
         quarantine_site(led.server, "warm", release=False)
@@ -150,7 +154,7 @@ def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.Mo
 
     def out() -> None:
         quarantine_site(led.server, "warm", release=True)
-        time.sleep(0.7)
+        led.awaited = {"warm"}
 
     led.at_round |= {1: into, 2: out}
     with led.running(*SITES_OF):
@@ -164,19 +168,20 @@ def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.Mo
 def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
     revoke_site(kit / "server", "cold", None)
-    led = Led(kit, 12, monkeypatch)
+    led = Led(kit, 30, monkeypatch)
 
     def more() -> None:
         public = public_of(read_key(kit / "sites" / "cold" / "key"))
         add_site(led.server, "cold", public, None, ("localhost", led.port))
         led.join(led.opened("cold"))
+        led.awaited = {"cold"}
 
     led.at_round[2] = more
     with led.running("warm", "both"):
         pass
     assert led.rounds()[:2] == [["both", "warm"]] * 2
     assert led.rounds()[-1] == sorted(SITES_OF)
-    assert len(led.rounds()) == 12
+    assert len(led.rounds()) == 30
     assert "site cold was added" in led.said
     assert set(led.summary["membership"]["evaluated"]) == set(SITES_OF)
 
