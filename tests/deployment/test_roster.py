@@ -173,6 +173,7 @@ def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypa
     def more() -> None:
         public = public_of(read_key(kit / "sites" / "cold" / "key"))
         add_site(led.server, "cold", public, None, ("localhost", led.port))
+        time.sleep(0.7)  # who asks before the list is read is refused, and waits before it asks again
         led.join(led.opened("cold"))
         led.awaited = {"cold"}
 
