@@ -432,10 +432,14 @@ def run_server(
             newcomers = None if late is None else late.gather(remote.sites)
             if newcomers == []:
                 break
-            summary = leader.lead(remote, newcomers, listed_now)
-        if late is None and summary is not None:
+            try:
+                summary = leader.lead(remote, newcomers, listed_now)
+            except SitesAdded as added:
+                members = {*leader.expected, *added.names}
+                leader = replace(leader, expected=[n for n in listed_now() if n in members], coming=added.names)
+                continue
+        if late is None:
             return summary
-        leader = replace(leader, expected=listed_now())
     return json.loads(leader.folder.summary.read_text(encoding="utf-8"))
 
 
@@ -476,6 +480,14 @@ class LateSites:
             time.sleep(sites.timeouts.interval)
 
 
+class SitesAdded(Exception):
+    """Sites were put on the list in a run and are connected: it goes on with them from the last round."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
 @dataclass(frozen=True)
 class _Leader:
     """A run that is led from its members' introductions to their farewell."""
@@ -494,8 +506,8 @@ class _Leader:
 
     def lead(
         self, remote: Remote, newcomers: Sequence[str] | None, listed_now: Callable[[], list[str]]
-    ) -> dict[str, Any] | None:
-        """A whole run, or the delivery of its final models to newcomers; None where a site was added in between."""
+    ) -> dict[str, Any]:
+        """A whole run, or the delivery of its final models to newcomers; a SitesAdded where one came in between."""
         members, left_out = self._members(remote, newcomers)
         counted, heavy = bounded_members(members, _weight_bound(self.setup.algorithm, remote.bounds))
         for name, sentence in heavy.items():
@@ -519,18 +531,18 @@ class _Leader:
         runner.left_out = left_out
         runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
 
-        def site_was_added() -> bool:
+        def added() -> list[str]:
             remote.sites.look()
-            return any(name in remote.sites.lines for name in set(listed_now()).difference(self.expected))
+            return [name for name in listed_now() if name not in self.expected and name in remote.sites.lines]
 
-        runner.stopping = site_was_added
+        runner.stopping = lambda: bool(added())
         try:
             summary = runner.run()
         except KeyboardInterrupt:
-            if not site_was_added():
+            if not (names := added()):
                 raise
             remote.remember()
-            return None
+            raise SitesAdded(names) from None
         remote.remember()
         remote.sites.farewell(10.0)
         return summary
