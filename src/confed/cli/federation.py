@@ -53,8 +53,8 @@ Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or 
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
-Page = Annotated[int | None, typer.Option(help="Port here of a read-only page, /metrics and /healthz.")]
-Notify = Annotated[str | None, typer.Option(help="Notices to https://... or smtp://USER@HOST:PORT/TO.")]
+Page = Annotated[int | None, typer.Option(help="Port of a page, /metrics and /healthz, here.")]
+Notify = Annotated[str | None, typer.Option(help="Notices: https://... or smtp://USER@HOST/TO.")]
 Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
 
 
@@ -146,7 +146,7 @@ def client(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
-    checkpoint: Annotated[float, typer.Option(min=0.0, help="Most seconds of work that a kill costs; 0: all.")] = 60.0,
+    checkpoint: Annotated[float, typer.Option(help="Most seconds of work that a kill costs.")] = 60.0,
     engine: Chosen = Engine.flower,
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,
