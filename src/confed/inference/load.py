@@ -39,7 +39,6 @@ from confed.federation.specs import (
     TaskAware,
     WrapsModel,
     WritesAnswers,
-    model_spec,
     task_spec,
 )
 from confed.federation.state import ServerState
@@ -133,7 +132,7 @@ def _load(run: "ExportedRun", client: str | None, shared: bool) -> TrainedModel:
         tokenizer,
         answers,
         facts["image_size"],
-        model_facts["head"],
+        task,
         facts.get("regions", {}).get("encoder"),
         recipe.sections["data"].get("fit", "squeeze"),
     )
@@ -359,21 +358,6 @@ class ExportedRun(FinishedRun):
         """What pictures, sounds and series of the training data are like."""
         return dict(self.facts.get("shapes", {}))
 
-    @property
-    def threshold(self) -> float:
-        """The probability from which on a model of labels predicts one."""
-        return task_spec(self.task(self._trained[0])).threshold
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether a model of labels can be told labels that are known."""
-        return model_spec(self._trained[2].model).reads_states
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model that was asked for last."""
-        return self._trained[2].tokenizer
-
     def load(self) -> None:
         """Nothing: a model is loaded when it is asked for."""
 
@@ -384,13 +368,3 @@ class ExportedRun(FinishedRun):
             trained = _load(self, client, shared)
             self._loaded, self.workspace = (client, shared, trained), Workspace(trained.model)
         return self._loaded[2]
-
-    def task(self, client: str | None) -> Any:
-        trained = self.model(client)
-        return task_of(self.recipe, self.recipe.sections["task"]["name"], trained.answers, trained.tokenizer)
-
-    @property
-    def _trained(self) -> tuple[str | None, bool, TrainedModel]:
-        if self._loaded is None:
-            raise ValueError(f"no model of {self.folder} is loaded yet")
-        return self._loaded
