@@ -39,13 +39,13 @@ from confed.federation.specs import (
     TaskAware,
     WrapsModel,
     WritesAnswers,
+    model_spec,
     task_spec,
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
-from confed.models.finetuning import Finetunable
 from confed.models.pretrained import check_fit, read_tensors
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
@@ -117,7 +117,7 @@ def _load(run: "ExportedRun", client: str | None, shared: bool) -> TrainedModel:
     algorithm: Any = run.algorithm.configure(model, task)
     if facts["extended"]:
         algorithm.add_modules(model, generator(recipe.run.seed, 0, "", "extend"))
-    prefix = model.published_prefix if isinstance(model, Finetunable) else ""
+    prefix = model_spec(model).published_prefix
     tensors = _read(place, prefix)
     if client is not None and shared:
         common = ServerState(0, _read(directory / "global", prefix))
