@@ -53,8 +53,8 @@ Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or 
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
-Page = Annotated[int | None, typer.Option(help="Port here of a read-only page, /metrics and /healthz.")]
-Notify = Annotated[str | None, typer.Option(help="Notices to https://... or smtp://USER@HOST:PORT/TO.")]
+Page = Annotated[int | None, typer.Option(help="Port of a page, /metrics and /healthz, here.")]
+Notify = Annotated[str | None, typer.Option(help="Notices: https://... or smtp://USER@HOST/TO.")]
 Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
 
 
@@ -124,7 +124,7 @@ def client(
     key: SiteKey = Path("key"),
     members: Annotated[
         Path | None,
-        typer.Option(help="For secure aggregation: sites and keys. [default: sites.json beside --key]"),
+        typer.Option(help="For secure sums. [default: sites.json beside --key]"),
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
@@ -138,20 +138,17 @@ def client(
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact, one "
-            "per round, until --epsilon is spent]"
+            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact]"
         ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="What may be asked of this site. [default: ./policy.toml]")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
-    patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
-    checkpoint: Annotated[
-        float, typer.Option(min=0.0, help="Seconds of training that a kill costs at most; 0: all.")
-    ] = 60.0,
+    patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
+    checkpoint: Annotated[float, typer.Option(help="Most seconds of work that a kill costs.")] = 60.0,
     engine: Chosen = Engine.flower,
-    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
+    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
     page: Page = None,
