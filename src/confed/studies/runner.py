@@ -38,10 +38,7 @@ class Outcome:
 
 
 def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outcome:
-    """Execution of all runs of a study folder that are missing or unfinished.
-
-    A run that goes wrong is marked in the index.
-    """
+    """Execution of all runs of a study folder that are missing or unfinished."""
     with exclusive(root):
         remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
         study = read_study(root)
