@@ -35,11 +35,11 @@ from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
 from confed.runs.run import needing_ray
 from confed.runs.summary import versions
-from confed.studies.pool import attempt, headline
-from confed.studies.runner import complete, error_of, leave_error, note_refusals
+from confed.studies.pool import attempt
+from confed.studies.runner import error_of, in_one_line, leave_error, note_refusals
 from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
-from confed.system.folder_lock import Occupied, exclusive, holder_of
+from confed.system.folder_lock import exclusive, holder_of
 
 if TYPE_CHECKING:
     from confed.engines.ray.placement import Wanted
@@ -265,10 +265,7 @@ def run_cell_on_ray(job: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], 
 def _complete(job: Mapping[str, Any], progress: Progress) -> str:
     """One cell, after an earlier attempt on a node that was lost if there was one."""
     study, run, _ = find_cell(Path(job["root"]), job["number"])
-    try:
-        return headline(complete(study, run, progress, outlast=True))
-    except Occupied as error:  # no fault of the recipe
-        raise RuntimeError(str(error)) from error
+    return in_one_line(study, run, progress, outlast=True)
 
 
 def _wanted(root: Path, workers: int, cells: int) -> "Wanted":
