@@ -29,6 +29,7 @@ from confed.engines.local import Members, Participation, Setup, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.protocols import Task
@@ -110,6 +111,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         observers = ChainMap[str, Any](dict(observers), cast(Any, run_data.clients))
     if run.compile:
         check_compiler(_device(run.device))
+    travels = algorithm.traits.communicates and not algorithm.traits.centralised
     members = _members(run_data, algorithm, task, owned, {name: t.head for name, t in tasks.items() if heads})
     setup = Setup(
         algorithm, members, task, recipe.local, build, run.rounds, run.seed, run.keep_personal, observers,
@@ -119,6 +121,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
         measures=tuple(measures[name]() for name in run.measures),
+        uplink=run.uplink if travels else Compression(),
+        downlink=run.downlink if travels else Compression(),
     )  # fmt: skip
     _check_protections(setup, build)
     return setup, run_data
@@ -182,7 +186,7 @@ def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str
     participation.check(list(clients), run.rounds)
     size, buffered = cohorts_of(run, algorithm)
     if buffered is not None:
-        check_buffered(buffered, algorithm, participation, len(clients), size(len(clients)))
+        check_buffered(buffered, algorithm, participation, len(clients), size(len(clients)), run.downlink)
 
 
 def _check_fit(recipe: Recipe, run_data: RunData, task: Task, tasks: Mapping[str, Any], heads: Sequence[str]) -> None:

@@ -155,6 +155,7 @@ class _Clock:
 
     def __init__(self, setup: Setup, workspace: Workspace, most: int | None, clock: Callable[[], float]) -> None:
         self._inner, self._most, self._clock = InProcess(setup, workspace), most, clock
+        self._setup = setup
         self.timeline, self.step = Timeline(0), Step()
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
@@ -164,7 +165,10 @@ class _Clock:
             kind = replies.setdefault((call.action, call.client.head, call.client.modalities), [])
             self.step.calls.append(call.client.id)
             if self._most is not None and len(kind) >= self._most and not call.session:
-                yield Reply(call.client, kind[number % len(kind)].message)
+                repeated = kind[number % len(kind)]
+                if not self._setup.downlink.plain:  # it has the round's model, as whoever took part
+                    store.save(call.client.id, store.load(repeated.client.id))
+                yield Reply(call.client, repeated.message)
                 continue
             began = self._clock()
             (reply,) = self._inner([call], store, round)
