@@ -119,7 +119,7 @@ def client(
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[Path | None, typer.Option(help="The merged data card, with common answers and words.")] = None,
+    card: Annotated[Path | None, typer.Option(help="The merged data card: common answers, words.")] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
