@@ -424,7 +424,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Verify the server's signatures under all sites' journals, and the journals where they are at hand."""
-    from confed.deployment.books import audit as examine
+    from confed.deployment.audit import audit as examine
 
     lines = examine(state, private or [])
     if as_json:
@@ -441,7 +441,7 @@ def erase(
     state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")], site: SiteName
 ) -> None:
     """Remove what a server's run folder holds of one site alone, and say what is left of it."""
-    from confed.deployment.books import erase as remove
+    from confed.deployment.audit import erase as remove
 
     for sentence in remove(state, site):
         say(escape(f"left: {sentence}"))

@@ -1,4 +1,4 @@
-"""Books of a federation: what an audit of its folders proves, and what is left of a site that was erased."""
+"""Audit of a federation: what an audit of its folders proves, and what is left of a site that was erased."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from command import exit_code
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.books import audit, erase
+from confed.deployment.audit import audit, erase
 from confed.deployment.server import run_server
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess, Simulation, simulate

@@ -1,4 +1,4 @@
-"""Books of a federation: what its folders prove, and what is left of a site after it was erased.
+"""Audit of a federation: what its folders prove, and what is left of a site after it was erased.
 
 A site's journals are hash chains whose heads the server signs after every round
 (:mod:`confed.engines.remote.journal_chains`). An audit compares both ends without a running process: the server's run
