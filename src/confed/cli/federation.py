@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -414,6 +415,36 @@ def renew(
 
     renew_server(folder.resolve(), authority, host, days)
     say(f"made {escape(str(folder / 'server.crt'))}, valid for {days} days")
+
+
+@federation_app.command("audit")
+def audit(
+    state: Annotated[Path, typer.Argument(help="The server's run folder.")],
+    private: Annotated[list[Path] | None, typer.Argument(help="Private folders of sites, where at hand.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify the server's signatures under all sites' journals, and the journals where they are at hand."""
+    from confed.deployment.audit import audit as examine
+
+    lines = examine(state, private or [])
+    if as_json:
+        print_json([asdict(line) for line in lines])
+    for line in lines if not as_json else ():
+        here = "" if line.here is None else f", {line.here} here"
+        say(escape(f"{line.site}: {line.journal}: {line.signed} entries signed{here}: {line.verdict}"))
+    if not all(line.sound for line in lines):
+        raise typer.Exit(FAILED)
+
+
+@federation_app.command("erase")
+def erase(
+    state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")], site: SiteName
+) -> None:
+    """Remove what a server's run folder holds of one site alone, and say what is left of it."""
+    from confed.deployment.audit import erase as remove
+
+    for sentence in remove(state, site):
+        say(escape(f"left: {sentence}"))
 
 
 def _tell_signed(folders: list[Path]) -> None:
