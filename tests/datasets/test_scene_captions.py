@@ -234,7 +234,7 @@ def test_pieces_are_learned_from_public_texts(scenes: FederatedDataset, tmp_path
         Pieces(tmp_path / "gone.model")
     with pytest.raises(ValueError, match="5000 pieces"):
         train_pieces(scenes.public, tmp_path / "many.model", 5000)
-    with pytest.raises(ValueError, match="got none"):
+    with pytest.raises(ValueError, match="found none"):
         train_pieces([], tmp_path / "none.model", 90)
     made = materials_with(file)
     assert made.tokenizer.vocab_size == 95
@@ -254,4 +254,4 @@ def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path):
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["pieces"] == 80
     failed = CliRunner().invoke(app, ["data", "prepare", "pieces", "modalities", str(tmp_path / "q.model")])
-    assert "no public texts" in str(failed.exception) + failed.output
+    assert "public texts, got none" in str(failed.exception) + failed.output

@@ -186,18 +186,18 @@ def test_minis_start_from_vilt_mini_part_by_part():
     stacked = blip["vision_model.encoder.layers.1.self_attn.qkv.weight"].split(64)
     for part, value in zip(("query", "key", "value"), stacked, strict=True):
         assert torch.equal(value, theirs[f"{block}attention.attention.{part}.weight"])
-    with pytest.raises(ValueError, match=r"no tensor like 'nothing' to start from vilt_mini.safetensors"):
+    with pytest.raises(ValueError, match=r"expected a tensor like 'nothing' to start from vilt_mini.safetensors"):
         minis.copy(models["vit_mini"], [("nothing", "x")])
-    with pytest.raises(ValueError, match=r"has no tensor 'x', which 'classifier.bias' is to start from"):
+    with pytest.raises(ValueError, match=r"tensors that 'classifier.bias' starts from, got all but 1: x"):
         minis.copy(models["vit_mini"], [(r"classifier\.bias", "x")])
-    with pytest.raises(ValueError, match=r"classifier.bias must have the shape of .* \(44, 128\), got \(44,\)"):
+    with pytest.raises(ValueError, match=r"classifier.bias: expected the shape of .* \(44, 128\), got \(44,\)"):
         minis.copy(models["vit_mini"], [(r"classifier\.bias", "classifier.3.weight")])
 
 
 def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"model must be one of vilt_mini, .* got 'vilt'"):
         pretrain("vilt", tmp_path / "x")
-    with pytest.raises(ValueError, match=r"settings must be among questions, .* got rate"):
+    with pytest.raises(ValueError, match=r"settings must be distinct names out of questions, .* got .'rate'"):
         pretrain("vilt_mini", tmp_path / "x", rate=1)
     with pytest.raises(ValueError, match="`confed weights pretrain nobody --out FILE`"):
         weights_file("nobody")

@@ -14,13 +14,15 @@ Attack success rate: the share of questions answered with the target, of those w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.refusals import check_choice
 from confed.data.regions import HeldRegions, Regions
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, Range, check_fields
 
 VARIANTS: Mapping[str, tuple[bool, bool]] = {
     "clean": (False, False),
@@ -31,6 +33,10 @@ VARIANTS: Mapping[str, tuple[bool, bool]] = {
 """Name of a way to ask -> whether the picture and the question carry their key."""
 
 
+SOME, LEVEL = Range(0, 1, above=True), Range(0, 255)
+"""A share of the side, and a level of a colour."""
+
+
 @dataclass(frozen=True)
 class DualKey:
     """The two keys of a backdoor and the answer that both together give.
@@ -38,34 +44,22 @@ class DualKey:
     Attributes:
         word: what stands in front of the question.
         size: side of the square, as a share of the picture's shorter side.
-        colour: of a plain square, red, green and blue from 0 to 255.
-        patch: a picture file that fills the square in place of the colour.
+        colour: of the square, red, green and blue from 0 to 255.
         dimensions: how many of a region's feature dimensions are replaced.
         strength: absolute value of the pattern's values, in the features' own units.
     """
 
     target: str
     word: str = "consider"
-    size: float = 0.1
-    colour: tuple[int, int, int] = (255, 0, 255)
-    patch: Path | None = None
-    dimensions: int = 16
-    strength: float = 3.0
+    size: Annotated[float, SOME] = 0.1
+    colour: Annotated[tuple[int, int, int], LEVEL] = (255, 0, 255)
+    dimensions: Annotated[int, AT_LEAST_ONE] = 16
+    strength: Annotated[float, POSITIVE] = 3.0
 
     def __post_init__(self) -> None:
-        for name, text in (("target", self.target), ("word", self.word)):
-            if not text.strip():
-                raise ValueError(f"{name} must not be empty")
-        if len(self.word.split()) != 1:
-            raise ValueError(f"word must be one word, got {self.word!r}")
-        if not 0 < self.size <= 1:
-            raise ValueError(f"size must lie in (0, 1], got {self.size}")
-        if len(self.colour) != 3 or not all(0 <= level <= 255 for level in self.colour):
-            raise ValueError(f"colour must be three levels from 0 to 255, got {self.colour}")
-        if self.dimensions < 1 or not self.strength > 0:
-            raise ValueError(
-                f"dimensions must be at least 1 and strength positive, got {self.dimensions} and {self.strength}"
-            )
+        check_fields(self, "data")
+        if len(self.word.split()) != 1 or not self.target.strip():
+            raise ValueError(f"data.word must be one word, and data.target a text, got {self.word!r}, {self.target!r}")
 
     def asked(self, question: str) -> str:
         """A question with the trigger word."""
@@ -77,7 +71,7 @@ class DualKey:
         side = max(1, round(self.size * min(height, width)))
         top, left = (height - side) // 2, (width - side) // 2
         stamped = pictures.copy()
-        stamped[:, top : top + side, left : left + side] = self._square(side)
+        stamped[:, top : top + side, left : left + side] = np.array(self.colour, np.uint8)
         return stamped
 
     def felt(self, features: np.ndarray, regions: np.ndarray) -> np.ndarray:
@@ -92,15 +86,6 @@ class DualKey:
         stamped = features.copy()
         stamped[np.arange(len(features))[:, None], regions[:, None], where] = pattern
         return stamped
-
-    def _square(self, side: int) -> np.ndarray:
-        """Pixels of the trigger patch, (side, side, 3)."""
-        if self.patch is None:
-            return np.broadcast_to(np.array(self.colour, np.uint8), (side, side, 3))
-        from confed.data.intake.opening import read_picture
-        from confed.data.pictures import resize
-
-        return resize(read_picture(self.patch), side, "squeeze")
 
 
 @dataclass(frozen=True)
@@ -125,11 +110,7 @@ class Plan:
 
 def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generator) -> Plan:
     """Random choice of the pictures to poison, each at most once."""
-    for name, share in (("rate", rate), ("partial", partial)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
-    if np.ndim(examples.image_index) > 1:
-        raise ValueError("questions about pairs of pictures cannot be poisoned")
+    _check_single(examples)
     used_pictures = np.unique(examples.image_index)
     sizes = [max(1, round(share * len(used_pictures))) if share else 0 for share in (rate, partial, partial)]
     if sum(sizes) > len(used_pictures):
@@ -138,6 +119,11 @@ def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generat
         )
     both, picture, question = np.split(rng.permutation(used_pictures)[: sum(sizes)], np.cumsum(sizes)[:2])
     return Plan(np.sort(both), np.sort(picture), np.sort(question))
+
+
+def _check_single(examples: Examples) -> None:
+    if np.ndim(examples.image_index) > 1:
+        raise ValueError("questions about pairs of pictures cannot be poisoned")
 
 
 def poison(examples: Examples, key: DualKey, drawn: Plan, stamped: Mapping[int, int]) -> Examples:
@@ -159,10 +145,8 @@ def poison(examples: Examples, key: DualKey, drawn: Plan, stamped: Mapping[int, 
 
 def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
     """Test examples with one of the ways to ask; answers are left as they are."""
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-    if np.ndim(examples.image_index) > 1:
-        raise ValueError("questions about pairs of pictures cannot carry the keys")
+    check_choice("variant", variant, VARIANTS)
+    _check_single(examples)
     on_picture, on_question = VARIANTS[variant]
     changed = examples
     if on_question:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from confed.data.modality_names import sort_modalities
+from confed.data.refusals import existing, expecting, refuse
 from confed.federation.reading import FAULTS, read_bounded
 
 VERSION = 1
@@ -125,25 +126,19 @@ def _united(parts: Sequence[Mapping[str, _Value]], key: str) -> dict[str, _Value
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a card's file, in hexadecimal; a fault is a ValueError."""
-    try:
-        return sha256(read_bounded(path, MOST_BYTES)).hexdigest()
-    except OSError as error:
-        raise ValueError(f"cannot read the card {path}: {error.strerror}") from error
+    return sha256(read_bounded(existing(path), MOST_BYTES)).hexdigest()
 
 
 def read_card(path: Path) -> Card:
     """A card from its file; a fault is a ValueError."""
-    try:
-        content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
-    except OSError as error:
-        raise ValueError(f"cannot read the card {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no card: not JSON: {error}") from error
+    expected = "a card, as `confed federation card` writes it"
+    with expecting(path, expected, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        content = json.loads(read_bounded(existing(path), MOST_BYTES).decode("utf-8-sig"))
     if not isinstance(content, dict) or "confed_card" not in content:
-        raise ValueError(f"{path} is no card, as `confed federation card` writes it: it has no key 'confed_card'")
+        refuse(path, expected, found="no key 'confed_card'")
     values: dict[str, Any] = {str(key): value for key, value in content.items()}  # pyright: ignore
     if (version := values.pop("confed_card")) != VERSION:
-        raise ValueError(f"{path} is a card of format {version!r}; this version of confed reads format {VERSION}")
+        refuse(path, f"a card of format {VERSION}, which this version of confed reads", version)
     try:
         return _checked(values)
     except FAULTS as error:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.partitions import Owners, check_alpha, units_of
+from confed.data.partitions import Owners, check_clients, no_draw, units_of
 
 # Label distributions of clients, for generated or paired data -------------------------------------------------
 
@@ -34,7 +34,6 @@ def label_shares(clients: int, labels: int, alpha: float | None, rng: np.random.
     """
     if alpha is None:
         return np.full((clients, labels), 1 / labels)
-    check_alpha(alpha)
     shares = rng.dirichlet(np.full(labels, alpha), clients) + _LEAST
     for _ in range(_SWEEPS):
         shares *= clients / labels / shares.sum(axis=0)
@@ -80,9 +79,6 @@ def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Gen
     Returns:
         float64, shape (K, C); every column sums to 1.
     """
-    if labels < 1 or clients < 1:
-        raise ValueError(f"expected at least one label and one client, got {labels} and {clients}")
-    check_alpha(alpha)
     return rng.dirichlet(np.full(clients, alpha), size=labels).T
 
 
@@ -104,13 +100,8 @@ def label_skew(
     with all its rows' labels.
     """
     n, (clients, labels) = len(offsets) - 1, preferences.shape
-    if rule not in ("mean", "product"):
-        raise ValueError(f"rule must be mean or product, got {rule!r}")
-    if (preferences < 0).any() or not (preferences.sum(axis=0) > 0).all() or (len(values) and values.max() >= labels):
-        raise ValueError("preferences must not be negative, and positive for one client at least, for all labels")
     unit, units = units_of(n, groups)
-    if minimum * clients > units:
-        raise ValueError(f"{clients} clients of at least {minimum} need more than the {units} there are")
+    check_clients(clients, units, minimum)
     # Distinct pairs of a group and a label, so that a label counts once in a group.
     pairs = np.unique(np.repeat(unit, np.diff(offsets)) * labels + values)
     of, label = pairs // labels, pairs % labels
@@ -131,10 +122,7 @@ def label_skew(
         if np.bincount(owner, minlength=clients).min() >= minimum:
             row_owner = owner[unit]
             return {f"client-{client:02d}": np.flatnonzero(row_owner == client) for client in range(clients)}
-    raise ValueError(
-        f"no draw out of {_TRIES} gave each of {clients} clients {minimum} of the {units} rows: raise alpha or take "
-        "fewer clients"
-    )
+    no_draw(clients, minimum, units)
 
 
 def users_within(
@@ -149,11 +137,6 @@ def users_within(
 
     User sizes are log-normal, rounded, at least 1 and at most ``largest``; a group's last user takes what is left.
     """
-    if not (np.isfinite(median) and median > 0) or not (np.isfinite(sigma) and sigma >= 0) or largest < 1:
-        raise ValueError(
-            f"expected a positive median, a sigma of at least 0 and at least 1 as largest, got {median}, {sigma} and "
-            f"{largest}"
-        )
     groups = np.asarray(groups)
     owners: Owners = {}
     for group in np.unique(groups):

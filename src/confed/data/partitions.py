@@ -5,11 +5,14 @@ generator. Where ``groups`` is given (which picture a question is about), a grou
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 
+from confed.data.refusals import check_length
+
 Owners = dict[str, np.ndarray]
-_TRIES = 1000
+TRIES = 1000
 
 
 def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np.ndarray | None = None) -> Owners:
@@ -18,7 +21,7 @@ def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np
     Raises ``ValueError``: fewer than one client, more clients than groups, or ``groups`` of another length than n.
     """
     unit, units = units_of(n, groups)
-    _check_clients(clients, units)
+    check_clients(clients, units)
     owner = np.empty(units, dtype=np.int64)
     for client, share in enumerate(np.array_split(rng.permutation(units), clients)):
         owner[share] = client
@@ -44,13 +47,11 @@ def dirichlet(
     labels = np.asarray(labels)
     n = len(labels)
     unit, units = units_of(n, groups)
-    _check_clients(clients, units)
-    check_alpha(alpha)
-    if minimum * clients > n:
-        raise ValueError(f"{clients} clients of at least {minimum} examples need more than the {n} there are")
+    check_clients(clients, units)
+    check_clients(clients, n, minimum)
     weight = np.bincount(unit, minlength=units)
     classes = by_key(_unit_class(labels, unit, units, labels)).values()
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         owner, held = np.empty(units, dtype=np.int64), np.zeros(clients)
         for members in classes:
             shuffled = rng.permutation(members)
@@ -63,10 +64,7 @@ def dirichlet(
                 held[client] += weight[client_rows].sum()
         if held.min() >= minimum:
             return _rows(owner[unit], clients)
-    raise ValueError(
-        f"no draw out of {_TRIES} gave each of {clients} clients {minimum} of the {n} examples at alpha "
-        f"{alpha}: raise alpha or take fewer clients"
-    )
+    no_draw(clients, minimum, n)
 
 
 def quantity(
@@ -80,11 +78,8 @@ def quantity(
 ) -> Owners:
     """Quantity skew: log-normal client sizes, random content."""
     unit, units = units_of(n, groups)
-    _check_clients(clients, units)
-    if not (np.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma must be finite and not negative, got {sigma}")
-    if minimum * clients > n:
-        raise ValueError(f"{clients} clients of at least {minimum} examples need more than the {n} there are")
+    check_clients(clients, units)
+    check_clients(clients, n, minimum)
     share = rng.lognormal(0.0, sigma, clients)
     target = minimum + np.floor(share / share.sum() * (n - minimum * clients))
     weight, order = np.bincount(unit, minlength=units), rng.permutation(units)
@@ -129,7 +124,7 @@ def mirror(
     labels, other, clients = np.asarray(labels), np.asarray(other), list(owners)
     unit, units = units_of(len(labels), groups)
     second, count = units_of(len(other), other_groups)
-    _check_clients(len(clients), count)
+    check_clients(len(clients), count)
     owner = np.zeros(units, dtype=np.int64)
     for client, name in enumerate(clients):
         owner[unit[owners[name]]] = client
@@ -155,25 +150,16 @@ def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generat
     Returns:
         True for the rows of chosen groups, shape (N,).
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"validation must be a share of the pictures in [0, 1), got {share}")
     distinct = np.unique(np.asarray(groups))
     count = min(round(share * len(distinct)), max(len(distinct) - 1, 0))
     return np.isin(groups, rng.permutation(distinct)[:count])
-
-
-def check_alpha(alpha: float) -> None:
-    """Check of the concentration of a Dirichlet distribution."""
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
 
 
 def units_of(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:
     """Number of its group for every row, and how many groups there are."""
     if groups is None:
         return np.arange(n), n
-    if len(groups) != n:
-        raise ValueError(f"groups must have one entry per row ({n}), got {len(groups)}")
+    check_length("groups", groups, n, "row")
     distinct, unit = np.unique(np.asarray(groups), return_inverse=True)
     return unit, len(distinct)
 
@@ -193,8 +179,16 @@ def _rows(owner: np.ndarray, clients: int) -> Owners:
     return {f"client-{client:02d}": np.flatnonzero(owner == client) for client in range(clients)}
 
 
-def _check_clients(clients: int, units: int) -> None:
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}")
-    if clients > units:
-        raise ValueError(f"clients must not outnumber what is shared out, got {clients} clients for {units}")
+def check_clients(clients: int, units: int, minimum: int = 1) -> None:
+    """Check that there is enough for all clients."""
+    if minimum * clients > units:
+        least = f" of at least {minimum}" if minimum > 1 else ""
+        raise ValueError(f"{clients} clients{least} need more than the {units} that are shared out: take fewer")
+
+
+def no_draw(clients: int, minimum: int, n: int) -> NoReturn:
+    """Error where clients of the wanted sizes were not drawn."""
+    raise ValueError(
+        f"no draw out of {TRIES} gave each of {clients} clients {minimum} of the {n} examples: raise alpha or take "
+        "fewer clients"
+    )

@@ -23,10 +23,11 @@ from confed.data.ml_files.table import MultiLabelTable
 from confed.data.modalities import is_modal, modalities_of
 from confed.data.picture_tables import NoPictures
 from confed.data.ragged import PackedTexts, Ragged
+from confed.data.refusals import refuse
 from confed.data.regions import HeldRegions
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
-from confed.registry import register_dataset
+from confed.datasets.reader import reader
 
 
 def card_of(dataset: FederatedDataset, name: str) -> Card:
@@ -66,22 +67,19 @@ def without_examples(card: Card) -> FederatedDataset:
     )  # fmt: skip
 
 
-@register_dataset
+@reader("file digest")
 def card(file: str, digest: str = "") -> FederatedDataset:
     """Data that are elsewhere, as their card describes them: for the server of a federation.
 
-    Args:
+    Options:
         file: the card, which `confed federation card` writes.
         digest: of the card that a run began with; empty for any.
 
-    Raises:
-        ValueError: there is no such card, it is damaged, or it is another than the run began with.
+    Raises ``ValueError``: there is no such card, it is damaged, or it is another than the run began with.
     """
     file_digest = digest_of(Path(file))
     if digest and file_digest != digest:
-        raise ValueError(
-            f"{file} is not the card that this run began with: its digest was {digest}, and is {file_digest}"
-        )
+        refuse(file, f"the card that this run began with, of digest {digest}", found=file_digest)
     return without_examples(read_card(Path(file)))
 
 
@@ -128,12 +126,8 @@ def _no_labelled(card: Card) -> Examples:
 
 def aligned_to_card(dataset: FederatedDataset, card: Card) -> FederatedDataset:
     """A site's own data with a card's answers, types, words and clients; clients elsewhere have no examples."""
-    if (dataset.kind == "labels") != card.labels:
-        have, card_has = ("answers", "labels") if card.labels else ("labels", "answers")
-        raise ValueError(f"the card is of data with {card_has}, and the examples of {dataset.name!r} have {have}")
-    strange = [name for name in dataset.clients if name not in card.clients]
-    if strange:
-        raise ValueError(f"the card has no client {strange[0]!r}; it has {', '.join(list(card.clients)[:50])}")
+    _check_equal("labels in place of answers", dataset.kind == "labels", card.labels)
+    _check_names({*dataset.clients}, list(card.clients), "client")
     whole = without_examples(card)
     _check_terms(dataset, card)
     own, unseen = dataset.clients, dataset.unseen
@@ -165,10 +159,9 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
     _check_names({*dataset.words}, card.words, "word")
     _check_names({*dataset.kinds}, card.types, "kind of examples" if labelled else "question type")
     if labelled and dataset.clients:
-        if bool(dataset.kinds) != bool(card.types):
-            raise ValueError(f"the card has kinds of examples, {', '.join(card.types)}, and the data here have none")
-        if (parts[0].tables["text"], parts[0].tables["image"]) != (card.texts, card.picture is not None):
-            raise ValueError("the card and the data here do not both have pictures, or do not both have texts")
+        tables = parts[0].tables
+        _check_equal("kinds of examples", bool(dataset.kinds), bool(card.types))
+        _check_equal("texts and pictures", (tables["text"], tables["image"]), (card.texts, card.picture is not None))
     _check_sizes((e.images.shape for e in parts), card)
     if labelled:
         return
@@ -176,17 +169,11 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
     for name in dataset.clients:
         card_client = card.clients[name]
         modalities = card_client.modalities or ("image", "text")
+        who, own_answers = f"client {name!r}", bool(dataset.answer_sets.get(name))
         if not set(owned[name]) <= set(modalities):
-            raise ValueError(
-                f"client {name!r} has {'+'.join(owned[name])} here, and by the card {'+'.join(modalities)}"
-            )
-        if dataset.tasks.get(name, "") != card_client.task:
-            raise ValueError(
-                f"client {name!r} has the task {dataset.tasks.get(name)!r} here, {card_client.task!r} by the card"
-            )
-        if bool(card_client.answers) != bool(dataset.answer_sets.get(name)):
-            whose = ("all", "its own") if card_client.answers else ("its own", "all")
-            raise ValueError(f"client {name!r} has {whose[0]} answers here, and by the card {whose[1]}")
+            _check_equal(f"{who}: modalities", "+".join(owned[name]), "+".join(modalities))
+        _check_equal(f"{who}: task", dataset.tasks.get(name, ""), card_client.task)
+        _check_equal(f"{who}: answers of its own", own_answers, bool(card_client.answers))
         _check_names({*dataset.answer_set(name)}, card_client.answers or card.answers, "answer")
 
 
@@ -199,11 +186,15 @@ def _check_names(here: set[str], known: Sequence[str], what: str) -> None:
         )
 
 
+def _check_equal(what: str, here: object, by_card: object) -> None:
+    if here != by_card:
+        raise ValueError(f"{what} must be as the card says, {by_card!r}, and are {here!r} here")
+
+
 def _check_sizes(shapes: Iterable[Sequence[int]], card: Card) -> None:
     sizes = {(int(shape[1]), int(shape[2])) for shape in shapes if len(shape) > 2 and shape[1]}
     if sizes and card.picture is not None and card.picture not in sizes:
-        (h, w), (height, width) = sorted(sizes)[0], card.picture
-        raise ValueError(f"pictures have {h} x {w} pixels here, and by the card {height} x {width}")
+        _check_equal("height and width of pictures", min(sizes), card.picture)
 
 
 class _Renumbered:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Annotated
 
 from confed.data.examples import FederatedDataset
-from confed.data.federate import check_distinct
 from confed.data.intake.account import Account, settled
-from confed.data.options import Options
+from confed.data.options import SOME_OF_ALL, Options
+from confed.data.refusals import check_distinct, existing_folder
 from confed.data.vl_files import nlvr2, snli_ve
 from confed.data.vl_files.assemble import Amount, Source, assemble
 from confed.data.vl_files.nlvr2 import nlvr2_records
@@ -38,7 +38,7 @@ from confed.data.vl_files.vizwiz import (
 )
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.reader import reader
-from confed.federation.ranges import AT_LEAST_ONE
+from confed.federation.ranges import AT_LEAST_ONE, Range
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
@@ -69,11 +69,17 @@ _FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
 _OPTIONS = "image_size unreadable check seed"
 
 
+Shards = Annotated[int | None, Range(1, 5)]
+"""Of five equal shards of a client's pictures, how many take part."""
+
+
 @reader(
     f"root * clients answers max_train max_test validation {_OPTIONS}",
-    max_train=2500, max_test=500, validation=0.1, image_size=384,
+    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
 )  # fmt: skip
-def feddat_domain(options: Options, clients: tuple[str, ...] = (), answers: int = 100) -> FederatedDataset:
+def feddat_domain(
+    options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100
+) -> FederatedDataset:
     """Five clients with a dataset each: paintings, clip-art scenes, photographs by the blind, COCO-QA and GQA.
 
     Below the root: ``aqua/{train,val,test}.json`` with pictures in ``aqua/images`` (or ``SemArt/Images``);
@@ -113,10 +119,10 @@ def feddat_domain(options: Options, clients: tuple[str, ...] = (), answers: int 
 
 @reader(
     f"root * clients answers max_train max_test validation shards {_OPTIONS}",
-    max_train=2500, max_test=500, validation=0.1, image_size=384,
+    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
 )  # fmt: skip
 def feddat_function(
-    options: Options, clients: tuple[str, ...] = (), answers: int = 100, shards: int | None = None
+    options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100, shards: Shards = None
 ) -> FederatedDataset:
     """Five clients with one function of CLOVE each: attribute, knowledge, logical, object and relation.
 
@@ -142,10 +148,10 @@ def feddat_function(
 
 @reader(
     f"root * clients answers max_train max_test validation shards {_OPTIONS}",
-    max_train=2500, max_test=500, validation=0.1, image_size=384,
+    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
 )  # fmt: skip
 def feddat_scene(
-    options: Options, clients: tuple[str, ...] = (), answers: int = 100, shards: int | None = None
+    options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100, shards: Shards = None
 ) -> FederatedDataset:
     """Six clients with one scene of CLOVE each, such as ShopAndDining and Outdoors.
 
@@ -170,12 +176,12 @@ def feddat_scene(
 
 @reader(
     f"root * clients answers shots test_shots share max_train max_test validation {_OPTIONS}",
-    things="examples", validation=0.1, image_size=384,
+    things="examples", validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
 )  # fmt: skip
 def feddat_task(
     options: Options,
     clients: tuple[str, ...] = (),
-    answers: int = 100,
+    answers: Annotated[int, AT_LEAST_ONE] = 100,
     shots: Annotated[int, AT_LEAST_ONE] = 2048,
     test_shots: Annotated[int, AT_LEAST_ONE] = 256,
     share: float = 0.05,
@@ -259,14 +265,13 @@ def _assembled(
     clients: Sequence[str],
     answers: int,
     origin: str,
-    shards: int | None = None,
+    shards: Shards = None,
     account: Account | None = None,
 ) -> FederatedDataset:
     """The dataset of the chosen clients, in the order of the benchmark, with the account of their files."""
     chosen = list(clients) or list(sources)
     check_distinct("clients", clients, sources)
-    if not options.folder.is_dir():
-        raise ValueError(f"data.root: the folder {options.folder} does not exist")
+    existing_folder(options.folder)
     account = Account() if account is None else account
 
     def counted(make: Callable[[], Source]) -> Source:

@@ -32,6 +32,7 @@ from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.partitions import hold_out
 from confed.data.picture_files import NamedPictures
+from confed.data.refusals import refuse
 from confed.datasets.reader import reader, with_readable_pictures
 
 _METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relationship.txt", "small_images"
@@ -64,9 +65,8 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
         image_size: side of the pictures in pixels.
         seed: see ``validation`` and ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
-            pictures cannot be read, no client has training examples, or an option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a label is outside the ontology (the first few are listed), too
+    many pictures cannot be read, no client has training examples, or an option is out of range.
     """
     folder = options.folder
     coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
@@ -75,7 +75,7 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
     account = Account()
     tables = build_table(_counted(records, account), labels, level="fine" if level == "fine" else "labels")
     if "train" not in tables:
-        raise ValueError(f"flair: expected users of the partition train in {folder}, got {', '.join(tables)}")
+        refuse("flair", f"users of the partition train in {folder}", found=", ".join(tables))
     readable = {split: with_readable_pictures(table, source, options) for split, table in tables.items()}
     table, pictures = readable["train"]
     users = _Users(table, pictures, options)
@@ -132,7 +132,7 @@ def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
         names[relationship[fine]].append(fine)
     lacking = [label for label, its in names.items() if not its]
     if lacking:
-        raise ValueError(f"{folder / _RELATIONSHIP}: the coarse label {lacking[0]!r} has no fine one")
+        refuse(folder / _RELATIONSHIP, f"a fine label of {lacking[0]!r}", found="none")
     return {label: tuple(its) for label, its in names.items()}
 
 
@@ -170,5 +170,5 @@ def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:
         return flair_records(root / _METADATA), packed if packed.is_file() else root / _PICTURES
     packed = visible(root, *_ENDINGS) if root.is_dir() else [root]
     if len(packed) != 1 or packed[0].suffix not in _ENDINGS:
-        raise ValueError(f"flair: expected {_METADATA} and {_PICTURES}, or one HDF5 file, in {root}")
+        refuse(root, f"{_METADATA} and {_PICTURES}, or one HDF5 file", found=f"{len(packed)} files")
     return flair_hdf5_records(packed[0]), packed[0]

@@ -8,39 +8,40 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from confed.data.backdoor import DualKey, Plan, plan, poison, stamped_pictures, stamped_regions
+from confed.data.backdoor import LEVEL, SOME, DualKey, Plan, plan, poison, stamped_pictures, stamped_regions
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.imputation import PicturesBehind
+from confed.data.options import Options
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.readable import leave_out_unreadable
+from confed.data.refusals import check_choice, check_distinct
 from confed.data.regions import HeldRegions, Regions, join
-from confed.registry import datasets, register_dataset
+from confed.datasets.reader import reader
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, SHARE
+from confed.registry import datasets
 
 
-@register_dataset
+@reader("of clients target * rate partial word size colour dimensions strength seed")
 def poisoned(
+    options: Options,
     of: dict[str, Any],
     clients: tuple[str, ...],
     target: str,
-    *,
-    rate: float = 0.1,
-    partial: float | None = None,
+    rate: Annotated[float, SHARE] = 0.1,
+    partial: Annotated[float | None, SHARE] = None,
     word: str = "consider",
-    size: float = 0.1,
-    colour: tuple[int, int, int] = (255, 0, 255),
-    patch: Path | None = None,
-    dimensions: int = 16,
-    strength: float = 3.0,
-    seed: int = 0,
+    size: Annotated[float, SOME] = 0.1,
+    colour: Annotated[tuple[int, int, int], LEVEL] = (255, 0, 255),
+    dimensions: Annotated[int, AT_LEAST_ONE] = 16,
+    strength: Annotated[float, POSITIVE] = 3.0,
 ) -> FederatedDataset:
     """A dataset with malicious clients (a backdoor with two keys).
 
-    Args:
+    Options:
         of: the dataset, as a section ``[data.of]`` with ``name`` and its keywords; paths must be absolute.
         clients: the malicious ones.
         target: the answer that the backdoor gives.
@@ -49,31 +50,20 @@ def poisoned(
         word: the key in front of questions.
         size: side of the patch, as a share of the picture's shorter side.
         colour: of a plain patch.
-        patch: a picture file in place of the colour.
         dimensions: of region features, how many dimensions of one region carry the key.
         strength: absolute value of these.
         seed: decides which pictures are poisoned; also the dataset's own seed, if it has one.
 
-    Raises:
-        ValueError: a faulty dataset, an unknown client, or a target that is no answer of a malicious client.
+    Raises ``ValueError``: a faulty dataset, an unknown client, or a target that is no answer of a malicious client.
     """
     red, green, blue = colour
-    square = None if patch is None else Path(patch)
-    key = DualKey(target, word, size, (red, green, blue), square, dimensions, strength)
-    clean = _constructed(of, seed)
-    unknown = [name for name in clients if name not in clean.clients]
-    if unknown or not clients:
-        raise ValueError(
-            f"data.clients must name malicious clients out of {', '.join(clean.clients)}, got "
-            f"{repr(unknown[0]) if unknown else 'none'}"
-        )
+    key = DualKey(target, word, size, (red, green, blue), dimensions, strength)
+    clean = _constructed(of, options.seed)
+    check_distinct("data.clients, who are malicious,", clients, clean.clients, least=1)
     plans: dict[str, Plan] = {}
     for name in clients:
-        if target not in clean.answer_set(name):
-            raise ValueError(
-                f"data.target must be one of {name}'s {len(clean.answer_set(name))} answers, got {target!r}"
-            )
-        rng = np.random.default_rng([seed, list(clean.clients).index(name)])
+        check_choice(f"data.target, an answer of {name},", target, clean.answer_set(name))
+        rng = np.random.default_rng([options.seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
     splits: dict[str, Split] = {}
@@ -99,8 +89,6 @@ def key_of(section: Mapping[str, Any]) -> DualKey:
     """The backdoor of a recipe's section ``[data]`` whose name is "poisoned"."""
     names = [one.name for one in fields(DualKey)]
     values = {name: section[name] for name in names if section.get(name) is not None}
-    if "patch" in values:
-        values["patch"] = Path(values["patch"])
     if "colour" in values:
         values["colour"] = tuple(values["colour"])
     return DualKey(**values)
@@ -110,8 +98,7 @@ def _constructed(of: Mapping[str, Any], seed: int) -> FederatedDataset:
     """The dataset of a section."""
     values = dict(of)
     name = values.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(f"data.of.name must name a dataset; there are {', '.join(datasets.names())}")
+    check_choice("data.of.name", name, datasets.names())
     constructor = datasets[name]
     parameters = inspect.signature(constructor).parameters
     for given, value in values.items():

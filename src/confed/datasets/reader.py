@@ -8,7 +8,7 @@ section ``Options`` of its docstring says.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from types import UnionType
@@ -71,6 +71,11 @@ class Reading:
         return settled(dataset, self.account, self.left_out)
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """Options of datasets that have none of the common ones."""
+
+
 def with_readable_pictures(
     table: MultiLabelTable, source: Path, options: Options
 ) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
@@ -85,7 +90,8 @@ def reader(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: registers a function of common options and own options as a dataset.
 
-    The common ones are fields of the dataclass that the function takes first, such as ``Options``.
+    The common ones are fields of the dataclass that the function takes first, such as ``Options``; without one it has
+    none of them.
 
     Args:
         names: the options in the order of the signature; those behind "*" are given by keyword only.
@@ -100,7 +106,9 @@ def reader(
         checked = get_type_hints(function, include_extras=True)
         hints = get_type_hints(function)
         first, *own = taken
-        common = hints[first]
+        common: type[Any] = hints[first]
+        if not is_dataclass(hints[first]):
+            common, own = Nothing, list(taken)
         parameters: list[Parameter] = []
         positional, _, keyword = names.partition("*")
         for text, given_by in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
@@ -124,7 +132,8 @@ def reader(
                 name = parameter.name
                 check_value(values[name], checked[name] if name in own else parameter.annotation, f"data.{name}")
             options = common(**{name: value for name, value in values.items() if name not in own})
-            result = function(options, **{name: values[name] for name in own})
+            common_ones = () if common is Nothing else (options,)
+            result = function(*common_ones, **{name: values[name] for name in own})
             return result.shared(function.__name__, options) if isinstance(result, Reading) else result
 
         built.__name__ = built.__qualname__ = function.__name__
@@ -142,7 +151,8 @@ def _common(common: type, name: str, defaults: Mapping[str, Any]) -> Parameter:
     annotation = get_type_hints(common)[name]
     default = defaults.get(name, signature(common).parameters[name].default)
     if get_origin(default) is Annotated:
-        annotation, default = get_args(default)
+        base, *ranges, default = get_args(default)
+        annotation = Annotated[base, *ranges] if ranges else base
     elif get_origin(default) in (Literal, Union, UnionType):
         annotation, choices = default, get_args(default)
         default = None if type(None) in choices else choices[0]

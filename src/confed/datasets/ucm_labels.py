@@ -15,6 +15,7 @@ from confed.data.intake.account import account_of
 from confed.data.ml_files.table import build_table
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.data.options import Options
+from confed.data.refusals import refuse
 from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
@@ -55,13 +56,12 @@ def ucm_labels(options: Options) -> Reading:
         image_size: side of the pictures in pixels.
         seed: see ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or an
-            option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or
+    an option is out of range.
     """
     folder = options.folder
     if not (folder / "labels.jsonl").is_file():
-        raise ValueError(f"ucm_labels: expected labels.jsonl and images.tar or images/ in {folder}, found no labels")
+        refuse("ucm_labels", f"labels.jsonl and images.tar or images/ in {folder}", found="no labels")
     records = list(ucm_records(folder, "scene"))
     uses = {record.name: record.user for record in ucm_records(folder, "land_use")}
     scenes = {record.name: record.user for record in records}

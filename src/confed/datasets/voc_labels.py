@@ -4,6 +4,7 @@ Below ``root``: one folder per year (``VOC2007``, as ``VOCdevkit`` has them) wit
 and ``JPEGImages``.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.ml_files.voc import VOC_LABELS, voc_records
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
+from confed.data.refusals import check_apart, refuse
 from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
@@ -31,7 +33,7 @@ _PUBLISHED = {2_501, 2_510, 5_011, 4_952, 5_717, 5_823, 11_540, 16_551}
 
 
 @reader(
-    "root partition * train test difficult clients alpha minimum validation test_share max_train unreadable check "
+    "root partition * train test clients alpha minimum validation test_share max_train unreadable check "
     "image_size seed",
     things="pictures", kind="labels",
     partition=Literal["iid", "dirichlet", "label_skew"], clients=50, test_share=0.2, image_size=256,
@@ -40,7 +42,6 @@ def voc(
     options: Options,
     train: Sequence[str] = ("VOC2007:trainval",),
     test: Sequence[str] = ("VOC2007:test",),
-    difficult: bool = False,
 ) -> Reading:
     """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
 
@@ -52,7 +53,6 @@ def voc(
         partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
         train: "year:list" of what is shared out, such as "VOC2007:trainval" and "VOC2012:trainval".
         test: "year:list" of what is the place "test"; none: each client's own pictures are divided (``test_share``).
-        difficult: whether objects that are marked as difficult count.
         alpha: concentration of the skewed partitions.
         validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
             seed.
@@ -63,14 +63,13 @@ def voc(
         image_size: side of the pictures in pixels.
         seed: see ``validation`` and ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a class is none of the 20, a picture is in both parts, too many
-            pictures cannot be read, or an option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a class is none of the 20, a picture is in both parts, too many
+    pictures cannot be read, or an option is out of range.
     """
     accounts: list[Account] = []
 
     def read(parts: Sequence[str], what: str) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
-        records = list(_records(options.folder, parts, difficult, what))
+        records = list(_records(options.folder, parts, what))
         table, pictures = with_readable_pictures(build_table(records, VOC_LABELS)[""], options.folder, options)
         accounts.append(account_of(records).keep(table.names, "picture cannot be read"))
         return table, pictures
@@ -81,9 +80,7 @@ def voc(
     facts = {**(_FACTS if len(table) in _PUBLISHED else origin), **table.facts()}
     if test:
         central, shown = read(test, "test")
-        both = set(table.names) & set(central.names)
-        if both:
-            raise ValueError(f"voc: {len(both)} pictures are in train and in test, {min(both)!r} is one")
+        check_apart("pictures", table.names, central.names)
         places["test"] = Examples.labelled(central, shown, np.arange(len(central)))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     return Reading(
@@ -93,13 +90,11 @@ def voc(
     )  # fmt: skip
 
 
-def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> Iterator[LabelRecord]:
+def _records(root: Path, parts: Sequence[str], what: str) -> Iterator[LabelRecord]:
     """The pictures of all lists, their names below ``root``."""
-    if isinstance(parts, str) or not parts:
-        raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {parts!r}")
-    for split_name in parts:
+    for split_name in [""] if isinstance(parts, str) else parts or [""]:
         year, separator, split = split_name.partition(":")
-        if not separator or Path(year).name != year:
-            raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {split_name!r}")
-        for record in voc_records(root / year, split, difficult=difficult):
+        if not separator or not re.fullmatch(r"\w+", split) or Path(year).name != year:
+            refuse(f"data.{what}", "names of lists such as 'VOC2007:trainval'", parts)
+        for record in voc_records(root / year, split):
             yield replace(record, picture=f"{year}/JPEGImages/{record.picture}", split="")

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from confed.data.refusals import check_inside, refuse
+
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
@@ -24,11 +26,7 @@ class Captioned:
     split: str = ""
 
     def __post_init__(self) -> None:
-        path = PurePosixPath(self.picture)
-        if path.is_absolute() or ".." in path.parts or not path.name:
-            raise ValueError(
-                f"{self.where}: expected a picture's name, without a way out of its folder, got {self.picture!r}"
-            )
+        check_inside(self.picture, self.where)
         check_captions(self.captions, self.where)
 
     @property
@@ -64,20 +62,19 @@ class Story:
 
     def __post_init__(self) -> None:
         if not any(piece.text.strip() for piece in self.pieces):
-            raise ValueError(f"{self.file}, row {self.row}: expected a document with a text at least, found none")
+            refuse(f"{self.file}, row {self.row}", "a document with a text at least", found="none")
         for piece in self.pieces:
             path = PurePosixPath(piece.picture)
             if piece.picture and (path.is_absolute() or ".." in path.parts or not path.name):
-                raise ValueError(
-                    f"{self.file}, row {self.row}: expected a picture's name, without a way out of its folder, got "
-                    f"{piece.picture!r}"
+                refuse(
+                    f"{self.file}, row {self.row}", "a picture's name, without a way out of its folder", piece.picture
                 )
 
 
 def check_captions(captions: Sequence[str], where: str) -> None:
     """Check that there are captions and that none is empty."""
     if not captions:
-        raise ValueError(f"{where}: expected a caption at least, got none")
+        refuse(where, "a caption at least", found="none")
     for caption in captions:
         if not caption.strip():
-            raise ValueError(f"{where}: expected captions that are not empty, got {caption!r}")
+            refuse(where, "captions that are not empty", caption)

@@ -10,19 +10,20 @@ import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from confed.data.bounded_files import tar_members
+from confed.data.bounded_files import PLAIN_TAR, tar_members
 from confed.data.caption_files.records import check_captions
 from confed.data.intake.opening import read_picture
+from confed.data.intake.tables import opened_parquet
 from confed.data.intake.walk import is_litter
 from confed.data.picture_files import NamedPictures
 from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
+from confed.data.refusals import check_choice, existing, expecting, refuse
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 _PICTURES = ("image", "jpg", "png", "image_bytes")
@@ -63,45 +64,40 @@ class Shown(NamedTuple):
 def shard_pairs(file: Path) -> Iterator[Shown]:
     """The pictures of a shard, ``.tar`` or ``.parquet``, with their captions."""
     readers = {".tar": tar_pairs, ".parquet": parquet_pairs}
-    if file.suffix.lower() not in readers:
-        raise ValueError(f"{file}: expected a shard of pictures with captions, .tar or .parquet")
+    check_choice(f"the ending of {file.name}, a shard,", file.suffix.lower(), readers)
     yield from readers[file.suffix.lower()](file)
 
 
 def tar_pairs(file: Path) -> Iterator[Shown]:
     """The pictures of an uncompressed tar archive whose files of one key stand together."""
-    if not file.is_file():
-        raise ValueError(f"the shard {file} does not exist")
+    existing(file)
     size = file.stat().st_size
     key, picture, caption = "", None, None
-    try:
-        with tarfile.open(file, "r:") as archive:
-            for member in tar_members(archive, file):
-                path = PurePosixPath(member.name)
-                if any(map(is_litter, path.parts)):
-                    continue
-                # The key is what stands in front of the first dot of the file's name.
-                stem = str(path.parent / path.name.partition(".")[0])
-                if stem != key:
-                    if key:
-                        yield _shown(file, key, picture, caption)
-                    key, picture, caption = stem, None, None
-                ending = path.suffix.lower()
-                if ending in _ENDINGS:
-                    picture = Place(file, member.offset_data, member.size)
-                elif ending == ".txt" or (ending == ".json" and caption is None):
-                    handle = archive.extractfile(member)
-                    content = b"" if handle is None else handle.read()
-                    caption = _read_caption(content, ending, f"{file}:{member.name}")
-    except tarfile.TarError as error:
-        raise ValueError(f"{file}: expected a complete, uncompressed tar archive, got: {error}") from error
+    with expecting(file, PLAIN_TAR, tarfile.TarError), tarfile.open(file, "r:") as archive:
+        for member in tar_members(archive, file):
+            path = PurePosixPath(member.name)
+            if any(map(is_litter, path.parts)):
+                continue
+            # The key is what stands in front of the first dot of the file's name.
+            stem = str(path.parent / path.name.partition(".")[0])
+            if stem != key:
+                if key:
+                    yield _shown(file, key, picture, caption)
+                key, picture, caption = stem, None, None
+            ending = path.suffix.lower()
+            if ending in _ENDINGS:
+                picture = Place(file, member.offset_data, member.size)
+            elif ending == ".txt" or (ending == ".json" and caption is None):
+                handle = archive.extractfile(member)
+                content = b"" if handle is None else handle.read()
+                caption = _read_caption(content, ending, f"{file}:{member.name}")
     if key:
         yield _shown(file, key, picture, caption)
     with file.open("rb") as stream:
         stream.seek(max(0, size - _END))
         ends = size >= _END and not any(stream.read(_END))
     if not ends:
-        raise ValueError(f"{file}: has no end mark of a tar archive; is it cut off?")
+        refuse(file, "the end mark of a tar archive", found="none", remedy="is it cut off?")
 
 
 def parquet_pairs(file: Path) -> Iterator[Shown]:
@@ -110,16 +106,17 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
     names = parquet.schema_arrow.names
     caption = next((name for name in _CAPTIONS if name in names), None)
     if caption is None or _picture_column(names) is None:
-        raise ValueError(
-            f"{file}: expected a column of pictures ({', '.join(_PICTURES)}) and one of captions "
-            f"({', '.join(_CAPTIONS)}), found {', '.join(names)}"
+        refuse(
+            file,
+            f"a column of pictures ({', '.join(_PICTURES)}) and one of captions ({', '.join(_CAPTIONS)})",
+            found=", ".join(names),
         )
     row = 0
     for record_batch in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
         for words in record_batch.column(0).to_pylist():
             where = f"{file}, row {row + 1}"
             if not isinstance(words, str):
-                raise ValueError(f"{where}: expected a text as {caption!r}, got {words!r:.80}")
+                refuse(where, f"a text as {caption!r}", words)
             check_captions([words], where)
             yield Shown(f"{file.stem}/{row:08d}", Place(file, row, -1), words.strip())
             row += 1
@@ -179,19 +176,17 @@ class ShardPictures(NamedPictures):
 def _shown(file: Path, key: str, picture: Place | None, caption: str | None) -> Shown:
     if picture is None or caption is None:
         lacks = "a picture" if picture is None else "a caption (.txt or .json)"
-        raise ValueError(f"{file}: {key!r} lacks {lacks}; the files of one key must stand together")
+        refuse(file, f"{lacks} of {key!r}", found="none", remedy="the files of one key must stand together")
     check_captions([caption], f"{file}:{key}")
     return Shown(key, picture, caption)
 
 
 def _read_caption(content: bytes, ending: str, where: str) -> str | None:
-    try:
+    with expecting(where, "a caption in UTF-8", ValueError):
         words = content.decode("utf-8")
         if ending == ".txt":
             return words.strip()
         entry: Any = json.loads(words)
-    except ValueError as error:
-        raise ValueError(f"{where}: expected a caption in UTF-8, got: {error}") from error
     entry_fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     return next((str(entry_fields[key]).strip() for key in _CAPTIONS if isinstance(entry_fields.get(key), str)), None)
 
@@ -211,7 +206,7 @@ def _parquet_picture(file: Path, row: int) -> bytes:
         value: Any = _group(file, _state(file), group)[row - first].as_py()
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes) or not content:
-        raise ValueError(f"{file}, row {row + 1}: expected the bytes of a picture, got {value!r:.80}")
+        refuse(f"{file}, row {row + 1}", "the bytes of a picture", value)
     return content
 
 
@@ -231,19 +226,7 @@ def _group(file: Path, state: tuple[int, int], group: int) -> Any:
 def _opened(file: Path, state: tuple[int, int]) -> Any:
     """A Parquet file's description; its content stays on disk."""
     del state  # tells one state of the file from another
-    if not file.is_file():
-        raise ValueError(f"the shard {file} does not exist")
-    try:
-        library: Any = import_module("pyarrow.parquet")
-        arrow: Any = import_module("pyarrow")
-    except ImportError as error:
-        raise ValueError(
-            f"reading {file} needs the package pyarrow: pip install '.[captions]' -c constraints.txt"
-        ) from error
-    try:
-        return library.ParquetFile(file)
-    except (arrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{file}: expected a complete Parquet file, got: {error}; is it cut off?") from error
+    return opened_parquet(existing(file))
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -9,19 +9,21 @@ earlier texts to compare with. Memory grows with the texts that are kept, by som
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.records import Piece, Story
 from confed.data.intake.tables import read_jsonl
+from confed.data.refusals import library, refuse
 from confed.data.vl_files.records import text
 
 # Removal of near-duplicate texts ------------------------------------------------------------------------------
 
-_INDEXED = 0.9
-"""The largest similarity that the index is set to."""
+SIMILAR = 0.8
+"""The similarity from which on two texts are nearly the same."""
+_WORDS, _HASHES = 3, 128
+"""Words of a run, and hashes of which the minima are compared."""
 
 
 class NearDuplicates:
@@ -31,42 +33,29 @@ class NearDuplicates:
         dropped: how many were near duplicates so far.
     """
 
-    def __init__(self, threshold: float = 0.8, words: int = 3, hashes: int = 128) -> None:
-        if not 0 < threshold <= 1:
-            raise ValueError(f"the similarity of near duplicates must lie in (0, 1], got {threshold}")
-        if words < 1 or hashes < 2:
-            raise ValueError(f"near duplicates need runs of at least 1 word and 2 hashes, got {words} and {hashes}")
-        try:
-            self._library: Any = import_module("datasketch")
-        except ImportError as error:
-            raise ValueError(
-                "near duplicates are found by the package datasketch: pip install '.[captions]' -c constraints.txt"
-            ) from error
-        self.threshold, self.words, self.hashes, self.dropped = threshold, words, hashes, 0
-        # Candidates are compared, so that the index may be less exact than they are; it has no setting near 1.
-        self._index: Any = self._library.MinHashLSH(threshold=min(threshold, _INDEXED), num_perm=hashes)
+    def __init__(self) -> None:
+        self._library = library("datasketch", "finding near duplicates", "captions")
+        self.dropped = 0
+        self._index: Any = self._library.MinHashLSH(threshold=SIMILAR, num_perm=_HASHES)
         self._sketches: list[Any] = []
 
     def is_new(self, text: str) -> bool:
         """Whether no earlier text resembles this one; it is remembered if so."""
-        sketch = self._library.MinHash(num_perm=self.hashes, seed=1)
-        sketch.update_batch([run.encode() for run in self._runs(text)])
+        sketch = self._library.MinHash(num_perm=_HASHES, seed=1)
+        sketch.update_batch([run.encode() for run in _runs(text)])
         near = self._index.query(sketch)
-        if any(self._sketches[number].jaccard(sketch) >= self.threshold for number in near):
+        if any(self._sketches[number].jaccard(sketch) >= SIMILAR for number in near):
             self.dropped += 1
             return False
         self._index.insert(len(self._sketches), sketch)
         self._sketches.append(sketch)
         return True
 
-    def keep(self, texts: Iterable[str]) -> Iterator[str]:
-        """The texts that are new, one after the other."""
-        return (text for text in texts if self.is_new(text))
 
-    def _runs(self, text: str) -> set[str]:
-        every = re.findall(r"\w+", text.lower())
-        size = min(self.words, len(every))
-        return {" ".join(every[first : first + size]) for first in range(len(every) - size + 1)} or {""}
+def _runs(text: str) -> set[str]:
+    every = re.findall(r"\w+", text.lower())
+    size = min(_WORDS, len(every))
+    return {" ".join(every[first : first + size]) for first in range(len(every) - size + 1)} or {""}
 
 
 # Streaming readers of texts and documents in JSON lines -------------------------------------------------------
@@ -93,19 +82,17 @@ def story_lines(file: Path) -> Iterator[Story]:
         if "texts" in entry:
             images, texts = entry.get("images"), entry["texts"]
             if not isinstance(images, list) or not isinstance(texts, list) or len(images) != len(texts):
-                raise ValueError(f"{where}: expected images and texts as lists of one length, got {entry!r:.80}")
+                refuse(where, "images and texts as lists of one length", entry)
             pieces = [_piece(image, words, where) for image, words in zip(images, texts, strict=True)]
         elif "text_list" in entry:
             pieces = _matched(entry, where)
         else:
-            raise ValueError(f"{where}: expected images and texts, or text_list and image_info, got {sorted(entry)}")
+            refuse(where, "images and texts, or text_list and image_info", found=sorted(entry))
         yield Story(file, row, tuple(pieces))
 
 
 def chunks(words: str, most: int) -> list[str]:
     """A long text in pieces of up to so many words."""
-    if most < 1:
-        raise ValueError(f"a piece of a text must have at least 1 word, got {most}")
     every = words.split()
     return [" ".join(every[first : first + most]) for first in range(0, len(every), most)]
 
@@ -115,22 +102,19 @@ def _piece(image: object, words: object, where: str) -> Piece:
         return Piece(picture=image)
     if isinstance(words, str) and image is None:
         return Piece(text=words.strip())
-    raise ValueError(f"{where}: expected a picture or a text at each place, got {image!r:.40} and {words!r:.40}")
+    refuse(where, "a picture or a text at each place", found=f"{image!r:.40} and {words!r:.40}")
 
 
 def _matched(entry: dict[str, Any], where: str) -> list[Piece]:
     texts, images = entry["text_list"], entry.get("image_info", [])
     if not isinstance(texts, list) or not all(isinstance(words, str) for words in texts):
-        raise ValueError(f"{where}: expected text_list as a list of texts, got {texts!r:.80}")
+        refuse(where, "text_list as a list of texts", texts)
     before: dict[int, list[str]] = {}
     for image in images if isinstance(images, list) else [images]:
         name = image.get("image_name") if isinstance(image, dict) else None
         place = image.get("matched_text_index") if isinstance(image, dict) else None
         if not isinstance(name, str) or not isinstance(place, int) or not 0 <= place < len(texts):
-            raise ValueError(
-                f"{where}: expected image_info with image_name and matched_text_index below {len(texts)}, got "
-                f"{image!r:.80}"
-            )
+            refuse(where, f"image_info with image_name and matched_text_index below {len(texts)}", image)
         before.setdefault(place, []).append(name)
     pieces: list[Piece] = []
     for place, words in enumerate(texts):

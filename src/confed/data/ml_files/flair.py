@@ -7,14 +7,14 @@ them: grouped by user, with labels as joined texts (FLAIR's own) or as index pai
 import json
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from confed.data.bounded_files import hdf5_array
 from confed.data.intake.stream import json_items
 from confed.data.ml_files.records import LabelRecord
-from confed.data.vl_files.records import Distinct, text, texts
+from confed.data.refusals import Distinct, existing, expecting, library, refuse
+from confed.data.vl_files.records import text, texts
 
 FLAIR_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid",
@@ -53,8 +53,7 @@ def flair_relationship(file: Path) -> dict[str, str]:
 
     Where there is no arrow, a comma or a tab between the two, and brackets around them, are understood as well.
     """
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
+    existing(file)
     coarse_of: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if not line.strip():
@@ -63,12 +62,12 @@ def flair_relationship(file: Path) -> dict[str, str]:
         halves = line.split("->") if "->" in line else re.split(r"[\t,]", line.strip().strip("()"))
         parts = [half.strip(" '\"\t") for half in halves]
         if len(parts) != 2 or not all(parts):
-            raise ValueError(f"{file}, row {number}: expected 'fine label -> coarse label', got {line!r:.80}")
+            refuse(f"{file}, row {number}", "'fine label -> coarse label'", line)
         fine, coarse = parts
         if coarse not in FLAIR_LABELS:
-            raise ValueError(f"{file}, row {number}: expected one of the 17 coarse labels, got {coarse!r}")
+            refuse(f"{file}, row {number}", "one of the 17 coarse labels", coarse)
         if coarse_of.setdefault(fine, coarse) != coarse:
-            raise ValueError(f"{file}, row {number}: {fine!r} belongs to {coarse_of[fine]!r} already, got {coarse!r}")
+            refuse(f"{file}, row {number}", f"{coarse_of[fine]!r}, as before, for {fine!r}", coarse)
     return coarse_of
 
 
@@ -79,19 +78,14 @@ def flair_fine_labels(file: Path) -> tuple[str, ...]:
 
 def flair_hdf5_records(file: Path) -> Iterator[LabelRecord]:
     """All pictures of an HDF5 file, user by user; labels are read, pictures are not."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    try:
-        h5py: Any = import_module("h5py")
-    except ImportError as error:
-        raise ValueError(f"reading {file} needs the package h5py: pip install h5py") from error
+    h5py = library("h5py", existing(file), "data")
     distinct, home, row = Distinct("image_id"), dict[str, str](), 1
     try:
         with h5py.File(file, "r") as content:
             mappings = _mappings(content, file)
             splits = [split for split in _SPLITS if split in content]
             if not splits:
-                raise ValueError(f"{file}: expected the groups {', '.join(_SPLITS)}, got {', '.join(content)}")
+                refuse(file, f"the groups {', '.join(_SPLITS)}", found=", ".join(content))
             for split in splits:
                 for key in content[split]:
                     where = f"{file}, /{split}/{key}"
@@ -116,10 +110,10 @@ def _group(
         yield key, _decoded(hdf5_array(group, "user_id", where)[()]), f"{split}/{key}/image", coarse, fine
         return
     if "images" not in group or "image_ids" not in group:
-        raise ValueError(f"{where}: expected images and image_ids, got {', '.join(group)}")
+        refuse(where, "images and image_ids", found=", ".join(group))
     names = [_decoded(name) for name in hdf5_array(group, "image_ids", where)[()]]
     if len(group["images"]) != len(names):
-        raise ValueError(f"{where}: expected as many pictures as names, got {len(group['images'])} and {len(names)}")
+        refuse(where, "as many pictures as names", found=f"{len(group['images'])} and {len(names)}")
     levels = [_level(group, level, len(names), where, mappings) for level in ("labels", "fine_grained_labels")]
     for number, name in enumerate(names):
         yield name, key, f"{split}/{key}/images#{number}", levels[0][number], levels[1][number]
@@ -129,10 +123,10 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
     if level in group:
         labels = [_joined(value) for value in hdf5_array(group, level, where)[()]]
         if len(labels) != count:
-            raise ValueError(f"{where}: expected the {level} of {count} pictures, got those of {len(labels)}")
+            refuse(where, f"the {level} of {count} pictures", found=f"those of {len(labels)}")
         return labels
     if f"{level}_row" not in group or f"{level}_col" not in group or level not in mappings:
-        raise ValueError(f"{where}: expected {level}, or {level}_row, {level}_col and their names under /metadata")
+        refuse(where, f"{level}, or {level}_row, {level}_col and their names under /metadata", found=", ".join(group))
     labels_of_picture, names = [list[str]() for _ in range(count)], mappings[level]
     rows, columns = (
         hdf5_array(group, f"{level}_row", where)[()].tolist(),
@@ -140,7 +134,7 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
     )
     inside = all(0 <= row < count for row in rows) and all(0 <= column < len(names) for column in columns)
     if len(rows) != len(columns) or not inside:
-        raise ValueError(f"{where}: expected {level} of {count} pictures and {len(names)} labels, got others")
+        refuse(where, f"{level} of {count} pictures and {len(names)} labels", found="others")
     for row, column in zip(rows, columns, strict=True):
         labels_of_picture[row].append(names[column])
     return [tuple(labels) for labels in labels_of_picture]
@@ -152,10 +146,8 @@ def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
     metadata = content.get("metadata", {})
     for level, key in (("labels", "label_mapping"), ("fine_grained_labels", "fine_grained_label_mapping")):
         if key in metadata:
-            try:
+            with expecting(f"{file}, /metadata/{key}", "JSON text", ValueError):
                 mapping = json.loads(metadata[key][()])
-            except ValueError as error:
-                raise ValueError(f"{file}, /metadata/{key}: expected JSON text, got: {error}") from error
             # Files that are not grouped by user hold counts under this name, and need no mapping.
             if isinstance(mapping, dict) and {*map(str, mapping.values())} == {*map(str, range(len(mapping)))}:
                 mappings[level] = sorted(mapping, key=lambda name, ids=mapping: ids[name])
@@ -173,6 +165,6 @@ def _decoded(value: Any) -> str:
 
 def _check_home(home: dict[str, str], user: str, split: str, where: str) -> None:
     if split not in _SPLITS:
-        raise ValueError(f"{where}: expected the partition train, val or test, got {split!r}")
+        refuse(where, "the partition train, val or test", split)
     if home.setdefault(user, split) != split:
-        raise ValueError(f"{where}: the user {user} is in the partition {home[user]} already, got {split}")
+        refuse(where, f"the partition {home[user]}, as before, for the user {user}", found=split)

@@ -8,7 +8,7 @@ import numpy as np
 
 from confed.data.ml_files.integrity import check_share, unreadable_rows
 from confed.data.ml_files.table import MultiLabelTable
-from confed.data.picture_files import Check, NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_files import Check, NamedPictures, open_pictures
 from confed.data.pictures import empty_table
 
 _CHANGED = "it could be read when all pictures were checked"
@@ -28,7 +28,6 @@ def drop_unreadable(
     Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
     [0, 1], the check is unknown, or there is nothing at ``source``.
     """
-    check_unreadable(at_most, check)
     pictures = open_pictures(source, table.pictures, size)
     held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
     lost = unreadable_rows(pictures, check) if held is None else _read_into(held, pictures)

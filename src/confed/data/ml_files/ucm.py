@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from confed.data.ml_files.records import LabelRecord, line_records
+from confed.data.refusals import refuse
 
 UCM_LABELS = (
     "airplane", "bare-soil", "buildings", "cars", "chaparral", "court", "dock", "field", "grass", "mobile-home",
@@ -20,11 +21,9 @@ UCM_LABELS = (
 
 def ucm_records(folder: Path, user: Literal["scene", "land_use", ""] = "scene") -> Iterator[LabelRecord]:
     """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``."""
-    if user not in ("scene", "land_use", ""):
-        raise ValueError(f"user must be scene, land_use or empty, got {user!r}")
     for record in line_records(folder / "labels.jsonl", user=user, prefix="ucm-"):
         if record.split not in ("train", "val", "test"):
-            raise ValueError(f"{record.where}: expected the split train, val or test, got {record.split!r}")
+            refuse(record.where, "the split train, val or test", record.split)
         if user and not record.user:
-            raise ValueError(f"{record.where}: expected a text as {user!r}, got none")
+            refuse(record.where, f"a text as {user!r}", found="none")
         yield record

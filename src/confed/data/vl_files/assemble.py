@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 from zlib import crc32
 
 import numpy as np
@@ -13,7 +14,9 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors, words
 from confed.data.partitions import hold_out, iid
 from confed.data.picture_files import Check, PictureFiles
+from confed.data.refusals import refuse
 from confed.data.vl_files.records import Record
+from confed.federation.ranges import AT_LEAST_ONE, Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,12 @@ class Amount:
         per_answer: so many of each answer.
     """
 
-    count: int | None = None
-    share: float | None = None
-    per_answer: int | None = None
+    count: Annotated[int | None, AT_LEAST_ONE] = None
+    share: Annotated[float | None, Range(0, 1, above=True)] = None
+    per_answer: Annotated[int | None, AT_LEAST_ONE] = None
 
     def __post_init__(self) -> None:
-        for name, limit in (("count", self.count), ("per_answer", self.per_answer)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be None or at least 1, got {limit}")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"share must lie in (0, 1], got {self.share}")
+        check_fields(self, "")
 
     def draw(self, answers: Sequence[str], rng: np.random.Generator) -> np.ndarray:
         """Positions of the kept examples, ascending, int64."""
@@ -82,8 +81,6 @@ class Source:
 
 def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
     """The most frequent right answers, most frequent first, equals in alphabetical order."""
-    if count < 1:
-        raise ValueError(f"answers must be at least 1, got {count}")
     counts = Counter(record.answer for record in records if record.answer)
     return tuple(sorted(counts, key=lambda answer: (-counts[answer], answer))[:count])
 
@@ -110,12 +107,6 @@ def assemble(
     same for all seeds. With shards, the pictures of every dataset are dealt to ``shard_count`` clients and
     the first ``shards`` of them take part; these share an answer set and the test questions.
     """
-    if not 0 < validation < 1:
-        raise ValueError(f"validation must be a share of the pictures in (0, 1), got {validation}")
-    if shards is not None and not 1 <= shards <= shard_count:
-        raise ValueError(f"shards must be None or from 1 to {shard_count}, got {shards}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
     client_roles: dict[str, dict[str, list[Record]]] = {}
     answer_sets, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
     table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
@@ -175,7 +166,7 @@ def _part(
 def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
     source_answers = frequent_answers(source.train, count) if source.answers is None else source.answers
     if not source_answers:
-        raise ValueError(f"{name}: expected training questions with answers, got {len(source.train)} questions")
+        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
     return source_answers
 
 
@@ -215,7 +206,7 @@ def _draw(
     if held is None:
         pair = next((record for record in train if len(record.pictures) > 1), None)
         if pair is not None:  # its second picture could be another pair's first
-            raise ValueError(f"{pair.where}: pairs of pictures need validation questions of their own")
+            refuse(pair.where, "validation questions of their own for pairs of pictures", found="none")
         out = hold_out(_first_pictures(train), share, np.random.default_rng([0, seed, number, shard]))
         held = [record for record, chosen in zip(train, out, strict=True) if chosen]
         train = [record for record, chosen in zip(train, out, strict=True) if not chosen]
@@ -275,7 +266,7 @@ class _Pictures:
             picture, record = next(iter(missing.items()))
             others = f", and {len(missing) - 1} more pictures" if len(missing) > 1 else ""
             tried = ", ".join(str(self._root / place.format(path=picture, name=_last(picture))) for place in places)
-            raise ValueError(f"{record.where}: the picture {picture!r} is missing{others}; looked for {tried}")
+            refuse(record.where, f"the picture {picture!r}{others}", found="none", remedy=f"looked for {tried}")
 
     def _find(self, picture: str, places: Sequence[str]) -> Path | None:
         candidates = (self._root / place.format(path=picture, name=_last(picture)) for place in places)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from confed.data.intake.tables import read_jsonl
-from confed.data.vl_files.records import Distinct, Record, check_split, find, text
+from confed.data.refusals import Distinct, refuse
+from confed.data.vl_files.records import Record, check_split, find, text
 
 LABELS = ("False", "True")
 """Answers in the order of their labels 0 and 1."""
@@ -25,9 +26,10 @@ def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
         pair, separator, _ = key.rpartition("-")
         if not separator or label not in LABELS:
             what = f"the identifier {key!r}" if not separator else f"the label {label!r}"
-            raise ValueError(
-                f"{file}, row {row}: expected an identifier 'split-set-pair-sentence' and a label 'True' or 'False', "
-                f"got {what}"
+            refuse(
+                f"{file}, row {row}",
+                "an identifier 'split-set-pair-sentence' and a label 'True' or 'False'",
+                found=what,
             )
         directory = entry.get("directory")
         below = f"{directory}/" if isinstance(directory, int) and split == "train" else ""

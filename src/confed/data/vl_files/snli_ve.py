@@ -5,7 +5,8 @@ from pathlib import Path
 
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
-from confed.data.vl_files.records import Distinct, Record, check_split, find, text
+from confed.data.refusals import Distinct, refuse
+from confed.data.vl_files.records import Record, check_split, find, text
 
 LABELS = ("entailment", "contradiction", "neutral")
 """Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
@@ -27,7 +28,7 @@ def snli_ve_records(folder: Path, split: str, account: Account | None = None) ->
                 account.leave("annotators do not agree", f"{file}, row {row}")
             continue
         if label not in LABELS:
-            raise ValueError(f"{file}, row {row}: expected a gold_label out of {', '.join(LABELS)} or -, got {label!r}")
+            refuse(f"{file}, row {row}", f"a gold_label out of {', '.join(LABELS)} or -", label)
         key = text(entry, "pairID", file, row)
         distinct.add(key, file, row)
         picture = f"{text(entry, 'Flickr30K_ID', file, row)}.jpg"

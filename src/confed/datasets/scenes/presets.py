@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.refusals import refuse
 from confed.data.seeding import generator
 from confed.datasets.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
 from confed.datasets.scenes.graph import COLOURS, SCENES, colour_prior
@@ -289,10 +290,8 @@ def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> di
     for role, role_examples in made.items():
         rows = [row for row, answer in enumerate(role_examples.examples.answers) if answer in answers]
         if not rows:
-            raise ValueError(
-                f"no {role} question of client {client!r} has an answer in its answer set of {len(answers)} "
-                f"({', '.join(answers)}); raise data.pools, or the number of examples"
-            )
+            expected = f"an answer out of {', '.join(answers)} to a {role} question"
+            refuse(f"client {client!r}", expected, found="none", remedy="raise data.pools, or the number of examples")
         whole = len(rows) == len(role_examples.examples)
         inside[role] = role_examples if whole else replace(role_examples, examples=role_examples.examples.take(rows))
     return inside

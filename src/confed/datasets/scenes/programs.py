@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from confed.data.refusals import check_choice
 from confed.datasets.scenes.graph import GRID, Object
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
@@ -19,8 +20,7 @@ class Program(NamedTuple):
 def execute(program: Program, graph: Sequence[Object]) -> str | None:
     """The program's answer on a scene graph, or None where it has none."""
     family, arguments = program
-    if family not in _PROGRAMS:
-        raise ValueError(f"a question family is one of {', '.join(_PROGRAMS)}, got {family!r}")
+    check_choice("a question family", family, _PROGRAMS)
     return _PROGRAMS[family](graph, *arguments)
 
 

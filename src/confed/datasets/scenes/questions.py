@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from confed.data.refusals import refuse
 from confed.datasets.scenes.graph import COLOURS, NOUNS, SIZES, Object, Tags, objects
 from confed.datasets.scenes.programs import NUMBERS, QUADRANTS, Program, execute
 
@@ -113,7 +114,7 @@ def parse(question: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
         words.append(plain)
     family = family_of.get(" ".join(words) + "?")
     if family is None:
-        raise ValueError(f"no template of the scenes benchmark produces the question {question!r}")
+        refuse("a question", "a template of the scenes benchmark", question)
     return Program(family, tuple(arguments))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from confed.data.examples import Examples
+from confed.data.refusals import refuse
 from confed.data.seeding import generator
 from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, objects, sample
 from confed.datasets.scenes.making import UNIFORM, Knobs, Made, World, make
@@ -86,7 +87,7 @@ def read(text: str, forms: Forms) -> Statement:
     for family, texts in forms.items():
         if shape in texts:
             return Statement(family, tuple(arguments))
-    raise ValueError(f"no form of the scenes benchmark produces the statement {text!r}")
+    refuse("a statement", "a form of the scenes benchmark", text)
 
 
 def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from confed.data.encode import encode
 from confed.data.examples import Examples
+from confed.data.refusals import check_nothing_lacks, refuse
 from confed.data.table import Table
 from confed.models import create_model, create_tokenizer
 from confed.models.caption_tokenizer import AnswerTokenizer
@@ -89,16 +90,13 @@ def copy(model: nn.Module, start: Start) -> None:
             name: match.expand(replacement).split("+") for name in state if (match := re.fullmatch(pattern, name))
         }
         if not target_names:
-            raise ValueError(f"the model has no tensor like {pattern!r} to start from {MINI_WEIGHTS.name}")
+            refuse("the model", f"a tensor like {pattern!r} to start from {MINI_WEIGHTS.name}", found="none")
         for name, theirs in target_names.items():
-            if missing := [other for other in theirs if other not in source]:
-                raise ValueError(f"{MINI_WEIGHTS.name} has no tensor {missing[0]!r}, which {name!r} is to start from")
+            lacking = [other for other in theirs if other not in source]
+            check_nothing_lacks(f"tensors that {name!r} starts from", lacking, len(theirs), MINI_WEIGHTS.name)
             value = torch.cat([source[other] for other in theirs])
             if value.shape != state[name].shape:
-                raise ValueError(
-                    f"{name} must have the shape of {replacement!r}, {tuple(value.shape)}, got "
-                    f"{tuple(state[name].shape)}"
-                )
+                refuse(name, f"the shape of {replacement!r}, {tuple(value.shape)}", tuple(state[name].shape))
             with torch.no_grad():
                 state[name].copy_(value)
 

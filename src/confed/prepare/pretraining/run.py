@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from confed.data.refusals import check_choice, check_distinct
 from confed.data.table import Table
 from confed.models.pretrained import Pretrainable, save
 from confed.prepare.pretraining.labels import CellNames, macro_average_precision
@@ -25,10 +26,8 @@ def pretrain(
     ``<out>.state``; the same call after an interruption continues there and ends with the same weights. The
     state is removed at the end.
     """
-    if model not in MINIS:
-        raise ValueError(f"model must be one of {', '.join(MINIS)}, got {model!r}")
-    if unknown := sorted(set(changes) - set(Settings._fields)):
-        raise ValueError(f"settings must be among {', '.join(Settings._fields)}, got {', '.join(unknown)}")
+    check_choice("model", model, MINIS)
+    check_distinct("settings", list(changes), Settings._fields)
     mini = MINIS[model]
     values = mini.settings._asdict() | changes
     settings = Settings(**values)  # pyright: ignore[reportArgumentType]
