@@ -309,7 +309,7 @@ def test_region_features_with_a_strange_header_are_refused(tmp_path: Path, chang
     header["features"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
-    refuses("must be a safetensors file of region features", StoredRegions, file)
+    refuses("expected a safetensors file of region features", StoredRegions, file)
 
 
 @pytest.mark.parametrize("value", ["x" * 140_000, "x" * 300])

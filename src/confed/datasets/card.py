@@ -27,7 +27,7 @@ from confed.data.refusals import refuse
 from confed.data.regions import HeldRegions
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
-from confed.datasets.reader import reader
+from confed.datasets.reader import Nothing, reader
 
 
 def card_of(dataset: FederatedDataset, name: str) -> Card:
@@ -68,7 +68,7 @@ def without_examples(card: Card) -> FederatedDataset:
 
 
 @reader("file digest")
-def card(file: str, digest: str = "") -> FederatedDataset:
+def card(options: Nothing, file: str, digest: str = "") -> FederatedDataset:
     """Data that are elsewhere, as their card describes them: for the server of a federation.
 
     Options:
@@ -77,6 +77,7 @@ def card(file: str, digest: str = "") -> FederatedDataset:
 
     Raises ``ValueError``: there is no such card, it is damaged, or it is another than the run began with.
     """
+    del options
     file_digest = digest_of(Path(file))
     if digest and file_digest != digest:
         refuse(file, f"the card that this run began with, of digest {digest}", found=file_digest)

@@ -8,7 +8,7 @@ section ``Options`` of its docstring says.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from types import UnionType
@@ -90,8 +90,7 @@ def reader(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: registers a function of common options and own options as a dataset.
 
-    The common ones are fields of the dataclass that the function takes first, such as ``Options``; without one it has
-    none of them.
+    The common ones are fields of the dataclass that the function takes first, such as ``Options`` or ``Nothing``.
 
     Args:
         names: the options in the order of the signature; those behind "*" are given by keyword only.
@@ -106,9 +105,7 @@ def reader(
         checked = get_type_hints(function, include_extras=True)
         hints = get_type_hints(function)
         first, *own = taken
-        common: type[Any] = hints[first]
-        if not is_dataclass(hints[first]):
-            common, own = Nothing, list(taken)
+        common = hints[first]
         parameters: list[Parameter] = []
         positional, _, keyword = names.partition("*")
         for text, given_by in ((positional, Parameter.POSITIONAL_OR_KEYWORD), (keyword, Parameter.KEYWORD_ONLY)):
@@ -132,8 +129,7 @@ def reader(
                 name = parameter.name
                 check_value(values[name], checked[name] if name in own else parameter.annotation, f"data.{name}")
             options = common(**{name: value for name, value in values.items() if name not in own})
-            common_ones = () if common is Nothing else (options,)
-            result = function(*common_ones, **{name: values[name] for name in own})
+            result = function(options, **{name: values[name] for name in own})
             return result.shared(function.__name__, options) if isinstance(result, Reading) else result
 
         built.__name__ = built.__qualname__ = function.__name__
