@@ -12,21 +12,21 @@ from torch import Tensor
 
 from confed.algorithms.robust import Robust
 from confed.cli import main
-from confed.data.backdoor import (
+from confed.data.examples import Examples
+from confed.data.picture_tables import NoPictures
+from confed.data.regions import HeldRegions
+from confed.datasets.poisoned import (
     VARIANTS,
     DualKey,
     Plan,
     attack_success,
     plan,
     poison,
+    poisoned,
     stamped_regions,
     triggered,
     without_target,
 )
-from confed.data.examples import Examples
-from confed.data.picture_tables import NoPictures
-from confed.data.regions import HeldRegions
-from confed.datasets.poisoned import poisoned
 from confed.datasets.scenes import scenes
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message, Reply

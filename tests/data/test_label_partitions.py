@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
-from confed.data.partitions import dirichlet
+from confed.data.partitions import dirichlet, draw_preferences, label_sets, label_skew, users_within
 
 N, C = 900, 6
 _RNG = np.random.default_rng(5)

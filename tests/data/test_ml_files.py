@@ -15,22 +15,22 @@ import pytest
 from PIL import Image
 
 from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES, coco_records
-from confed.data.ml_files.flair import (
+from confed.data.ml_files.integrity import cache_folder
+from confed.data.ml_files.records import LabelRecord, line_records
+from confed.data.ml_files.table import build_table
+from confed.data.picture_files import Hdf5Pictures, NamedPictures, PictureFiles, open_pictures
+from confed.data.preparation import shown
+from confed.data.ragged import PackedTexts
+from confed.datasets.flair import (
     FLAIR_LABELS,
     flair_fine_labels,
     flair_hdf5_records,
     flair_records,
     flair_relationship,
 )
-from confed.data.ml_files.integrity import cache_folder
-from confed.data.ml_files.pictures import drop_unreadable
-from confed.data.ml_files.records import LabelRecord, line_records
-from confed.data.ml_files.table import build_table
-from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
-from confed.data.ml_files.voc import voc_records
-from confed.data.picture_files import Hdf5Pictures, NamedPictures, PictureFiles, open_pictures
-from confed.data.preparation import shown
-from confed.data.ragged import PackedTexts
+from confed.datasets.reader import drop_unreadable
+from confed.datasets.ucm_labels import UCM_LABELS, ucm_records
+from confed.datasets.voc_labels import voc_records
 
 
 @pytest.fixture(autouse=True)

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from confed.data.intake.stream import json_items
-from confed.data.vl_files.assemble import Amount, frequent_answers
-from confed.data.vl_files.nlvr2 import LABELS as PAIR_LABELS
-from confed.data.vl_files.nlvr2 import nlvr2_records
 from confed.data.vl_files.records import Record
-from confed.data.vl_files.snli_ve import LABELS as ENTAILMENT_LABELS
-from confed.data.vl_files.snli_ve import snli_ve_records
 from confed.data.vl_files.vizwiz import (
+    ENTAILMENT_LABELS,
+    PAIR_LABELS,
     aqua_records,
     clove_records,
     cocoqa_records,
     gqa_records,
+    nlvr2_records,
+    snli_ve_records,
     vcr_records,
     vizwiz_records,
 )
 from confed.data.vl_files.vqa import vqa_records
+from confed.datasets.feddat_benchmarks import Amount, frequent_answers
 
 
 @pytest.fixture

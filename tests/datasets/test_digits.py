@@ -12,10 +12,10 @@ from torch import nn
 
 from confed.cli.dataset_description import describe
 from confed.data.examples import Examples, FederatedDataset, presence
-from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS as OWNED
 from confed.data.modalities import SUBSETS
 from confed.data.modality_names import set_names
+from confed.data.partitions import label_counts, label_shares
 from confed.datasets.digits import DIGITS, TEST_TAKES, clue, clue_words, digits
 
 ROLES = ("train", "validation", "test")

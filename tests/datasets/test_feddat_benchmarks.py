@@ -14,9 +14,15 @@ import torch
 from confed.data.encode import encode
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import PictureFiles
-from confed.data.vl_files.assemble import Source, assemble
 from confed.data.vl_files.records import Record
-from confed.datasets.feddat_benchmarks import feddat_domain, feddat_function, feddat_scene, feddat_task
+from confed.datasets.feddat_benchmarks import (
+    Source,
+    assemble,
+    feddat_domain,
+    feddat_function,
+    feddat_scene,
+    feddat_task,
+)
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets

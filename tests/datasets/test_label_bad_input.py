@@ -13,11 +13,10 @@ import torch
 from rich.console import Console
 
 from confed.api.progress import Display
-from confed.data.label_partitions import label_skew
-from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
+from confed.data.partitions import label_skew
 from confed.data.preparation import step
 from confed.datasets.coco_labels import coco
-from confed.datasets.flair import flair
+from confed.datasets.flair import FLAIR_LABELS, flair, flair_hdf5_records, flair_relationship
 from confed.datasets.tagged_texts import tagged_texts
 from confed.datasets.voc_labels import voc
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings

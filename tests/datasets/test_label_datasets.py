@@ -13,17 +13,15 @@ import torch
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, label_floors
-from confed.data.label_partitions import label_skew
 from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES
-from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
-from confed.data.ml_files.ucm import UCM_LABELS
 from confed.data.options import Options
+from confed.data.partitions import label_skew
 from confed.datasets.coco_labels import coco
-from confed.datasets.flair import flair, flair_fine_names
+from confed.datasets.flair import FLAIR_LABELS, flair, flair_fine_names
 from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
-from confed.datasets.ucm_labels import ucm_labels
+from confed.datasets.ucm_labels import UCM_LABELS, ucm_labels
 from confed.datasets.voc_labels import voc
 from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import LabelEmbeddings, load_label_embeddings, save_label_embeddings

@@ -19,10 +19,8 @@ import torch
 from PIL import Image
 
 from confed.data.caption_batches import groups
-from confed.data.caption_files.captions import caption_records
-from confed.data.caption_files.records import Piece
-from confed.data.caption_files.shards import ShardPictures, shard_pairs
-from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
+from confed.data.caption_files.captions import Piece, caption_records
+from confed.data.caption_files.shards import NearDuplicates, ShardPictures, chunks, shard_pairs, story_lines, text_lines
 from confed.data.examples import Examples
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable

@@ -13,9 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from confed.cli import app
-from confed.data.caption_batches import groups
+from confed.data.caption_batches import MixedData, groups
 from confed.data.examples import Examples, FederatedDataset, Turn
-from confed.data.mixed_batches import MixedData
 from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
 from confed.datasets.scenes.graph import Object
 from confed.models.caption_tokenizer import END, START, Pieces, WrittenWords, train_pieces

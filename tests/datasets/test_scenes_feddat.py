@@ -20,8 +20,7 @@ from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
 from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
 from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
-from confed.datasets.scenes.presets import FUNCTIONS, PRESETS
-from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, hide, read, say
+from confed.datasets.scenes.presets import ENTAILMENT, FUNCTIONS, PAIRS, PRESETS, Statement, entails, hide, read, say
 from confed.federation.local import Schedule
 from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer

@@ -18,9 +18,9 @@ import torch
 
 from confed.api.progress import Display, StatusPage
 from confed.data.bounded_files import load_npy, load_npz
-from confed.data.card_files import read_card
 from confed.data.ml_files.coco import coco_records
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
+from confed.datasets.card import read_card
 from confed.datasets.sensor_series import sensor_series
 from confed.deployment.provision import read_sites
 from confed.engines.flower.supernode import read_public

@@ -13,7 +13,7 @@ from confed.models import create_model
 from confed.models.pretrained import MINI_WEIGHTS, States, describe, packaged, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.models.vilt import mini_tokenizer, vilt_mini
-from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, run, word_targets
+from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, word_targets
 from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
 
@@ -93,7 +93,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_show", stop)
+        patch.setattr(minis, "_show", stop)
         with pytest.raises(KeyboardInterrupt):
             pretrain("vilt_mini", broken, **(SMALL | {"progress": True}))
     assert describe(broken)["epochs_done"] == 1

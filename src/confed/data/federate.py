@@ -9,9 +9,20 @@ from typing import Any
 import numpy as np
 
 from confed.data.examples import Examples, Split
-from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
 from confed.data.options import Options
-from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
+from confed.data.partitions import (
+    Owners,
+    by_key,
+    dirichlet,
+    draw_preferences,
+    hold_out,
+    iid,
+    label_sets,
+    label_skew,
+    mirror,
+    quantity,
+    users_within,
+)
 from confed.data.ragged import Ragged
 from confed.data.refusals import check_choice, check_distinct
 

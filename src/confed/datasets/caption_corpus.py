@@ -2,7 +2,7 @@
 
 Below ``root``: ``pairs/`` with shards (``.tar`` or ``.parquet``, see :mod:`confed.data.caption_files.shards`);
 ``texts/`` and ``documents/`` with JSON lines (``.jsonl`` or ``.jsonl.zst``, see
-:mod:`confed.data.caption_files.texts`); the documents' pictures in ``documents/images.tar`` or ``documents/images/``.
+:mod:`confed.data.caption_files.shards`); the documents' pictures in ``documents/images.tar`` or ``documents/images/``.
 Files are read in the order of their names and row by row; pictures stay in them until a batch asks for them.
 """
 
@@ -14,9 +14,16 @@ from typing import Annotated, Self
 
 import numpy as np
 
-from confed.data.caption_files.records import Piece
-from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
-from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
+from confed.data.caption_files.captions import Piece
+from confed.data.caption_files.shards import (
+    NearDuplicates,
+    Place,
+    ShardPictures,
+    chunks,
+    shard_pairs,
+    story_lines,
+    text_lines,
+)
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.walk import visible
 from confed.data.options import Options

@@ -25,9 +25,9 @@ from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.intake.stream import json_object
-from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
+from confed.data.partitions import label_counts, label_shares
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import end_to_end
 from confed.data.refusals import check_choice, check_length, check_rows, existing_folder, expecting

@@ -14,8 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.caption_files.captions import caption_records
-from confed.data.caption_files.records import Captioned
+from confed.data.caption_files.captions import Captioned, caption_records
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.account import Account, settled
 from confed.data.ml_files.coco import COCO_GROUPS

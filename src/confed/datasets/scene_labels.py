@@ -7,7 +7,7 @@ usual colour and two less usual ones; and relations hold between certain things 
 a theme.
 
 Clients differ in how many pictures they have (log-normal), in what stands in them (every client likes some things and
-hence some themes, :func:`confed.data.label_partitions.draw_preferences`), and in how they draw: each has one of the
+hence some themes, :func:`confed.data.partitions.draw_preferences`), and in how they draw: each has one of the
 benchmark's drawing styles. Three styles belong to no client, and "newcomers" are other people with the clients' styles.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import label_floors, label_numbers
-from confed.data.label_partitions import draw_preferences
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.options import DrawnOptions
+from confed.data.partitions import draw_preferences
 from confed.data.ragged import PackedTexts, Ragged, offsets_of
 from confed.data.refusals import check_distinct
 from confed.data.seeding import generator

@@ -91,7 +91,7 @@ def tagged_texts(
 
     Options:
         root: a folder with ``texts.jsonl``; None for the built-in captions.
-        partition: skew of single tags (:func:`confed.data.label_partitions.label_skew`); equal random shares; or one
+        partition: skew of single tags (:func:`confed.data.partitions.label_skew`); equal random shares; or one
             client per user of the file who has training texts. The test texts of the others are the place
             "newcomers", their validation texts are left out, and so are texts that are nobody's.
         user_key: what the file calls whose a text is.

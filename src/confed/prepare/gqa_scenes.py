@@ -21,11 +21,12 @@ from typing import Annotated, Any
 from confed.data.picture_files import find_pictures
 from confed.data.refusals import check_apart, refuse
 from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
-from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import (
+    FORMAT,
     PUBLISHED,
     SCENES,
     Prediction,
+    digest,
     read_predictions,
     scene_of,
     write_predictions,

@@ -28,13 +28,12 @@ Kind = Literal["clip", "sentence", "mini"]
 def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
     """A list of labels, and of FLAIR's coarse ones their fine names, the most frequent in training first."""
     from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
-    from confed.data.ml_files.flair import FLAIR_LABELS, flair_fine_labels
     from confed.data.ml_files.records import listed_labels
-    from confed.data.ml_files.ucm import UCM_LABELS
-    from confed.data.ml_files.voc import VOC_LABELS
-    from confed.datasets.flair import flair_fine_names
+    from confed.datasets.flair import FLAIR_LABELS, flair_fine_labels, flair_fine_names
     from confed.datasets.scene_labels import COARSE, FINE
     from confed.datasets.tagged_texts import TAGS
+    from confed.datasets.ucm_labels import UCM_LABELS
+    from confed.datasets.voc_labels import VOC_LABELS
 
     vocabularies = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
     vocabularies |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from confed.cli.dataset_description import describe
+from confed.data.faults import survey
 from confed.data.intake.opening import look, read_picture
-from confed.data.intake.survey import survey
 from confed.data.picture_files import PictureFiles
 from confed.data.tables import tables_of
 

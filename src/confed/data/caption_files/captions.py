@@ -4,18 +4,94 @@ Chen et al., "Microsoft COCO captions", arXiv:1504.00325; Young et al., "From im
 TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR 2015.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from confed.data.caption_files.records import Captioned
 from confed.data.intake.account import Account
 from confed.data.intake.stream import Window, json_items, json_lists, opened_text
 from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_path
-from confed.data.refusals import Distinct, existing, expecting, refuse
+from confed.data.refusals import Distinct, check_inside, existing, expecting, refuse
 from confed.data.vl_files.records import number, text
+
+
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """A picture with its captions.
+
+    Attributes:
+        row: its row there, from 1.
+        name: identifier, distinct within the file.
+        picture: a path below the dataset's folder of pictures.
+        split: empty if the file has no splits.
+    """
+
+    file: Path
+    row: int
+    name: str
+    picture: str
+    captions: tuple[str, ...]
+    split: str = ""
+
+    def __post_init__(self) -> None:
+        check_inside(self.picture, self.where)
+        check_captions(self.captions, self.where)
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document: a picture, or a text.
+
+    Attributes:
+        picture: a path below the dataset's folder of pictures; empty for a text.
+        text: empty for a picture.
+    """
+
+    picture: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A document of pictures and texts in the order in which they stand.
+
+    Attributes:
+        row: its row there, from 1.
+    """
+
+    file: Path
+    row: int
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        if not any(piece.text.strip() for piece in self.pieces):
+            refuse(f"{self.file}, row {self.row}", "a document with a text at least", found="none")
+        for piece in self.pieces:
+            path = PurePosixPath(piece.picture)
+            if piece.picture and (path.is_absolute() or ".." in path.parts or not path.name):
+                refuse(
+                    f"{self.file}, row {self.row}", "a picture's name, without a way out of its folder", piece.picture
+                )
+
+
+def check_captions(captions: Sequence[str], where: str) -> None:
+    """Check that there are captions and that none is empty."""
+    if not captions:
+        refuse(where, "a caption at least", found="none")
+    for caption in captions:
+        if not caption.strip():
+            refuse(where, "captions that are not empty", caption)
+
+
+# Readers of caption annotations: COCO's, Karpathy's splits, and Flickr30k's list of tokens ------------------
 
 _IMAGES, _CAPTIONS = ("image", "image_name", "filename", "file_name", "file"), ("caption", "comment", "text")
 """Columns of tables with a caption a row, as Flickr8k and Flickr30k are passed on."""

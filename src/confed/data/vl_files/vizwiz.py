@@ -14,11 +14,74 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from confed.data.intake.account import Account
 from confed.data.intake.stream import json_items
 from confed.data.intake.tables import read_jsonl
 from confed.data.refusals import Distinct, check_choice, existing, read_text, refuse
 from confed.data.vl_files.gqa_questions import question_files
 from confed.data.vl_files.records import Record, agreed, annotated, check_split, find, number, text, texts
+
+ENTAILMENT_LABELS = ("entailment", "contradiction", "neutral")
+"""Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
+
+
+def snli_ve_records(folder: Path, split: str, account: Account | None = None) -> Iterator[Record]:
+    """The hypotheses (``sentence2``) of a split; a model sees the picture instead of the premise.
+
+    Rows on which the annotators did not agree (``gold_label`` "-") are left out, and noted in the account.
+    """
+    check_split(split, ("train", "dev", "test"), "snli_ve")
+    file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")
+    distinct = Distinct("pairID")
+    for row, entry in read_jsonl(file):
+        label = text(entry, "gold_label", file, row)
+        if label == "-":
+            if account is not None:
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.leave("annotators do not agree", f"{file}, row {row}")
+            continue
+        if label not in ENTAILMENT_LABELS:
+            refuse(f"{file}, row {row}", f"a gold_label out of {', '.join(ENTAILMENT_LABELS)} or -", label)
+        key = text(entry, "pairID", file, row)
+        distinct.add(key, file, row)
+        picture = f"{text(entry, 'Flickr30K_ID', file, row)}.jpg"
+        question = text(entry, "sentence2", file, row)
+        yield Record(file, row, f"snli_ve-{key}", (picture,), question, label, "entailment")
+
+
+# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
+
+PAIR_LABELS = ("False", "True")
+"""Answers in the order of their labels 0 and 1."""
+
+
+def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
+    """The sentences of a split, with the pictures of their left and right side.
+
+    Pictures are ``<identifier without its last part>-img0.png`` and ``-img1.png``, below the training split's numbered
+    directories ``<directory>/...``.
+    """
+    check_split(split, ("train", "dev", "test1", "test2"), "nlvr2")
+    file = find(folder, [f"data/{split}.json", f"{split}.json", f"nlvr2/data/{split}.json"], "nlvr2")
+    distinct = Distinct("identifier")
+    for row, entry in read_jsonl(file):
+        key, label = text(entry, "identifier", file, row), text(entry, "label", file, row)
+        distinct.add(key, file, row)
+        pair, separator, _ = key.rpartition("-")
+        if not separator or label not in PAIR_LABELS:
+            what = f"the identifier {key!r}" if not separator else f"the label {label!r}"
+            refuse(
+                f"{file}, row {row}",
+                "an identifier 'split-set-pair-sentence' and a label 'True' or 'False'",
+                found=what,
+            )
+        directory = entry.get("directory")
+        below = f"{directory}/" if isinstance(directory, int) and split == "train" else ""
+        pictures = (f"{below}{pair}-img0.png", f"{below}{pair}-img1.png")
+        yield Record(file, row, f"nlvr2-{key}", pictures, text(entry, "sentence", file, row), label, "pair")
+
+
+# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
 
 # CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
 

@@ -21,8 +21,7 @@ from confed.data.intake.tables import read_jsonl
 from confed.data.options import Options
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.refusals import check_distinct, check_nothing_lacks, existing, refuse
-from confed.datasets.gqa_scenes.layout import FORMAT, digest
-from confed.datasets.gqa_scenes.places import SCENES
+from confed.datasets.gqa_scenes.places import FORMAT, SCENES, digest
 from confed.datasets.reader import Reading, reader
 
 SCENARIOS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -9,6 +9,7 @@ houses and yards home. What fits none well (churches, castles, hospitals, towers
 """
 
 import csv
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -17,6 +18,17 @@ from typing import Any, NamedTuple
 
 from confed.data.intake.tables import read_cells, read_jsonl
 from confed.data.refusals import existing, expecting, refuse
+
+FORMAT = "confed gqa-scenes 1"
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """A file's size and SHA-256."""
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+# The 365 categories of Places365 as six scenes, and files of scene predictions ------------------------------
 
 SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
 """In the order of Table 8.1."""
