@@ -14,7 +14,7 @@ def federation_readers(root: Path) -> list[Reader]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    from confed.data.card_files import Card, CardClient, read_card
+    from confed.datasets.card import Card, CardClient, read_card
     from confed.deployment.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
     from confed.deployment.provision import make_key, read_sites
     from confed.engines.flower.supernode import public_of, read_key, read_public

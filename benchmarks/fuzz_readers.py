@@ -230,7 +230,7 @@ def _runs(root: Path) -> list[Reader]:
 
 
 def _names(root: Path) -> list[Reader]:
-    from confed.data.card_files import Card, CardClient, read_card
+    from confed.datasets.card import Card, CardClient, read_card
     from confed.federation.file_names import Name, Title, file_name, name_of_file
     from confed.models.hub_names import hub_name
     from confed.recipes.recipe import load_recipe, parse_recipe

@@ -250,9 +250,9 @@ def test_folders_without_readable_data_are_refused(tmp_path: Path, capfd: Captur
     coco(tmp_path / "coco")
     shutil.rmtree(tmp_path / "coco" / "train2017")
     for folder, message in (
-        ("nowhere", "expected a folder with data at nowhere, found none"),
+        ("nowhere", "nowhere: expected a folder with data, got none"),
         ("empty", "is empty"),
-        ("lost", "expected pictures below lost or its folder images/, found none; the first is '0.png'"),
+        ("lost", "expected pictures below lost or its folder images/, got none; the first is '0.png'"),
         ("coco", "expected the pictures of the split 'train2017'"),
     ):
         assert message in refusal(capfd, "init", folder)
@@ -341,5 +341,5 @@ def test_what_the_reader_refuses_is_not_proposed(tmp_path: Path, capfd: Capture)
     with_cells(tmp_path / "mine", id=["same"])
     said = refusal(capfd, "init", "mine")
     assert "its reader 'chat_records' refuses it, so that no recipe is written" in said
-    assert "the id 'same' is that of" in said
+    assert "expected an id of its own, got 'same', that of" in said
     assert not (tmp_path / "mine.toml").exists()

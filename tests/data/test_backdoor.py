@@ -12,21 +12,21 @@ from torch import Tensor
 
 from confed.algorithms.robust import Robust
 from confed.cli import main
-from confed.data.backdoor import (
+from confed.data.examples import Examples
+from confed.data.picture_tables import NoPictures
+from confed.data.regions import HeldRegions
+from confed.datasets.poisoned import (
     VARIANTS,
     DualKey,
     Plan,
     attack_success,
     plan,
     poison,
+    poisoned,
     stamped_regions,
     triggered,
     without_target,
 )
-from confed.data.examples import Examples
-from confed.data.picture_tables import NoPictures
-from confed.data.regions import HeldRegions
-from confed.datasets.poisoned import poisoned
 from confed.datasets.scenes import scenes
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message, Reply
@@ -66,15 +66,6 @@ def test_the_patch_is_a_square_in_the_middle() -> None:
             for x in range(12):
                 inside = 3 <= y < 5 and 5 <= x < 7  # a quarter of 8 pixels, in the middle
                 assert stamped[i, y, x].tolist() == ([250, 251, 252] if inside else clean[i, y, x].tolist())
-
-
-def test_a_patch_from_a_file_fills_the_square(tmp_path: Path) -> None:
-    from PIL import Image
-
-    Image.new("RGB", (9, 9), (1, 2, 3)).save(tmp_path / "patch.png")
-    stamped = DualKey("red", size=0.5, patch=tmp_path / "patch.png").seen(np.zeros((1, 8, 8, 3), np.uint8))
-    assert stamped[0, 2:6, 2:6].reshape(-1, 3).tolist() == [[1, 2, 3]] * 16
-    assert stamped.sum() == 16 * 6
 
 
 def test_of_features_one_region_carries_the_same_pattern_in_every_picture() -> None:
@@ -154,7 +145,7 @@ def test_what_cannot_carry_the_keys_is_refused() -> None:
     with pytest.raises(ValueError, match="picture 1 has no region"):
         stamped_regions(HeldRegions(features, np.zeros((3, 2, 4), np.float32)), KEY, np.array([0, 1]))
     pairs = replace(_examples(), image_index=np.zeros((5, 2), np.int64))
-    with pytest.raises(ValueError, match="pairs of pictures cannot carry the keys"):
+    with pytest.raises(ValueError, match="pairs of pictures cannot be poisoned"):
         triggered(pairs, KEY, "troj")
 
 
@@ -205,13 +196,13 @@ def test_only_the_malicious_clients_training_examples_change() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": ("nobody",)}, "must name malicious clients out of .*got 'nobody'"),
-        ({"clients": ()}, "got none"),
-        ({"target": "mauve"}, "one of natural's .* answers, got 'mauve'"),
-        ({"rate": 1.5}, "rate must lie between 0 and 1, got 1.5"),
+        ({"clients": ("nobody",)}, "must be distinct names, at least 1, out of .*got .'nobody'"),
+        ({"clients": ()}, r"out of .*, got \(\)"),
+        ({"target": "mauve"}, "an answer of natural, must be one of .*, got 'mauve'"),
+        ({"rate": 1.5}, "data.rate must lie in .0, 1., got 1.5"),
         ({"word": "two words"}, "word must be one word"),
         ({"size": 0.0}, r"size must lie in \(0, 1\], got 0.0"),
-        ({"of": {}}, "data.of.name must name a dataset"),
+        ({"of": {}}, "data.of.name must be one of .*scenes"),
         ({"of": {"name": "scenes", "trian": 3}}, "unknown key data.of.trian=3; did you mean 'train'"),
         ({"of": {"name": "easy_vqa"}}, "data.of.root must be given"),
     ],

@@ -91,10 +91,10 @@ def _npy(shape: tuple[int, ...], data: bytes = b"", kind: str = "<f8") -> bytes:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (_npy((10**6, 10**6)), "takes 8,000,000,000,000 bytes, at most"),
-        (_npy((10**5, 1000)), "announced, and"),
+        (_npy((10**6, 10**6)), "expected at most 8,589,934,592 bytes .*, got an array"),
+        (_npy((10**5, 1000)), "as its header says, got only"),
         (_npy((1,) * 20), "at most 16 extents"),
-        (_npy((1,), b"12345678", "|O"), "holds Python objects in place of numbers"),
+        (_npy((1,), b"12345678", "|O"), "expected numbers, got Python objects"),
         (b"no array", "NumPy's format"),
     ],
 )  # fmt: skip
@@ -114,7 +114,7 @@ def test_arrays_of_one_name_do_not_stand_in_for_one_another(tmp_path: Path) -> N
         with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
             for name, shape in zip(names, ((10**6, 10**6), (1,)), strict=True):
                 archive.writestr(name, _npy(shape, b"12345678"))
-        with pytest.raises(ValueError, match=r"a\.npz must be .*: every array must have a name of its own"):
+        with pytest.raises(ValueError, match=r"a\.npz: expected .*a name for every array"):
             load_npz(tmp_path / "a.npz", ["x"])
 
 
@@ -124,7 +124,7 @@ def test_sound_arrays_are_read_as_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_npz(tmp_path / "a.npz", ["x"])["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert load_npy(tmp_path / "a.npy").tolist() == [0, 1, 2, 3]
     monkeypatch.setenv("CONFED_MOST_ARRAY_BYTES", "100")
-    with pytest.raises(ValueError, match="takes 800 bytes, at most 100"):
+    with pytest.raises(ValueError, match=r"at most 100 bytes .*, 800 bytes"):
         load_npz(tmp_path / "a.npz", ["y"])
     assert check_array((12,), np.dtype(np.float64), "x") == 96
 
@@ -139,7 +139,7 @@ def test_members_of_archives_lie_inside(tmp_path: Path) -> None:
     with tarfile.open(file) as tar:
         assert [member.name for member in tar_members(tar, file)] == ["empty", "long"]
     file.write_bytes(file.read_bytes()[:1026])
-    with pytest.raises(ValueError, match="ends inside 'long'"):
+    with pytest.raises(ValueError, match="expected all of 'long', got its beginning"):
         list(read_tar(file, ["long"]))
 
 
@@ -159,7 +159,7 @@ def test_hdf5_arrays_lie_in_their_file_and_within_bounds(tmp_path: Path, monkeyp
 
     assert read("plain").shape == (8, 8, 3)
     for name in ("linked", "outside"):
-        with pytest.raises(ValueError, match=f"{name}: refers to another file"):
+        with pytest.raises(ValueError, match=f"{name}: expected an array that is stored in this file"):
             read(name)
     with pytest.raises(ValueError, match="at most"):
         read("huge")

@@ -64,7 +64,7 @@ def test_malformed_vector_files_are_refused(file: Path, content: str, message: s
 
 
 def test_a_missing_file_is_named_with_what_to_look_for(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no GloVe file at .*none\.txt.*glove\.6B\.zip"):
+    with pytest.raises(ValueError, match=r"none\.txt does not exist.*glove\.6B\.zip"):
         load_glove(tmp_path / "none.txt", ["cat"])
 
 

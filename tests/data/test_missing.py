@@ -53,7 +53,7 @@ def test_clients_own_what_the_dataset_says_or_what_their_examples_have() -> None
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"present": {"smell": np.ones(4, bool)}}, "present names no modality 'smell'"),
+        ({"present": {"smell": np.ones(4, bool)}}, "a modality of present must be one of .*, got 'smell'"),
         ({"present": {"audio": np.ones(4, bool)}}, "'x/0' is said to have audio, of which there is none"),
         ({"present": {"text": np.ones(3, bool)}}, r"present\['text'\] must be bool of shape \(4,\)"),
         ({"present": {"text": np.zeros(4, bool), "image": np.arange(4) > 1}}, r"'x/0' has none of .* \(2 such rows\)"),
@@ -67,7 +67,7 @@ def test_faulty_examples_are_named(changed: dict[str, Any], message: str) -> Non
 
 
 def test_a_sound_index_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sound_index must lie in \[0, 4\), got up to 4"):
+    with pytest.raises(ValueError, match=r"sound_index must lie in \[0, 4\), got 1 to 4"):
         replace(examples("x", 4, ("audio",)), sound_index=np.arange(1, 5))
 
 
@@ -76,7 +76,7 @@ def test_a_sound_index_out_of_range_is_refused() -> None:
     [
         ({**OWNED, "both": ("image", "text", "audio")}, "client 'both' declares audio and has no training example"),
         ({**OWNED, "ears": ("audio",)}, "client 'ears' has examples with text, which it does not declare"),
-        ({**OWNED, "sensor": ("smell",)}, "client 'sensor' names no modality 'smell'"),
+        ({**OWNED, "sensor": ("smell",)}, "a modality of client 'sensor' must be one of .*, got 'smell'"),
         ({"both": ("image", "text")}, "nothing is said of 'ears'"),
         ({**OWNED, "nobody": ("image",)}, "there is no client 'nobody'"),
     ],
@@ -171,7 +171,7 @@ def test_faulty_sections_are_named_when_the_recipe_is_read(section: Any, message
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"nobody": {"text": 0.2}}, "data.missing names no client 'nobody'; there are both, ears, sensor"),
+        ({"nobody": {"text": 0.2}}, "a client of data.missing must be one of both, ears, sensor, got 'nobody'"),
         ({"ears": {"image": 0.2}}, "data.missing.ears.image: the client owns text, audio only"),
     ],
 )
@@ -328,7 +328,7 @@ def test_taking_and_pooling_keep_what_each_example_has() -> None:
 def test_recordings_of_two_rates_are_not_pooled() -> None:
     own = examples("x", 4, ("audio",))
     assert own.sounds is not None
-    with pytest.raises(ValueError, match="recordings must have one rate to be put together, got 8000, 16000"):
+    with pytest.raises(ValueError, match="sample rates must agree to be put together, got 8000, 16000"):
         concatenate_tables([table(own), table(replace(own, sounds=replace(own.sounds, rate=16000)))])
 
 

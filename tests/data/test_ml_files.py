@@ -15,22 +15,22 @@ import pytest
 from PIL import Image
 
 from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES, coco_records
-from confed.data.ml_files.flair import (
+from confed.data.ml_files.integrity import cache_folder
+from confed.data.ml_files.records import LabelRecord, line_records
+from confed.data.ml_files.table import build_table
+from confed.data.picture_files import Hdf5Pictures, NamedPictures, PictureFiles, open_pictures
+from confed.data.preparation import shown
+from confed.data.ragged import PackedTexts
+from confed.datasets.flair import (
     FLAIR_LABELS,
     flair_fine_labels,
     flair_hdf5_records,
     flair_records,
     flair_relationship,
 )
-from confed.data.ml_files.integrity import cache_folder
-from confed.data.ml_files.pictures import drop_unreadable
-from confed.data.ml_files.records import LabelRecord, line_records
-from confed.data.ml_files.table import build_table
-from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
-from confed.data.ml_files.voc import voc_records
-from confed.data.picture_files import Hdf5Pictures, NamedPictures, PictureFiles, open_pictures
-from confed.data.preparation import shown
-from confed.data.ragged import PackedTexts
+from confed.datasets.reader import drop_unreadable
+from confed.datasets.ucm_labels import UCM_LABELS, ucm_records
+from confed.datasets.voc_labels import voc_records
 
 
 @pytest.fixture(autouse=True)
@@ -87,12 +87,12 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
 @pytest.mark.parametrize(
     ("key", "entry", "message"),
     [
-        ("images", {"id": 5, "file_name": "x.jpg"}, "row 4 of images: the id 5 is that of row 2"),
+        ("images", {"id": 5, "file_name": "x.jpg"}, "row 4 of images: expected an id of its own, got that of row 2"),
         ("images", {"id": 6, "file_name": "../x.jpg"}, "without a way out of its folder"),
         ("annotations", {"id": 4, "image_id": 3, "category_id": 17}, "row 5: the id 4 is that of row 4"),
-        ("annotations", {"id": 5, "image_id": 99, "category_id": 17}, "an object has the picture 99"),
-        ("annotations", {"id": 5, "image_id": 3, "category_id": 2}, "an object has the category 2"),
-        ("categories", {"id": 1, "name": "person"}, "row 4 of categories: the id 1 comes twice"),
+        ("annotations", {"id": 5, "image_id": 99, "category_id": 17}, "each picture described in the file, got 99"),
+        ("annotations", {"id": 5, "image_id": 3, "category_id": 2}, "each category described in the file, got 2"),
+        ("categories", {"id": 1, "name": "person"}, "row 4 of categories: expected an id of its own, got 1 again"),
     ],
 )
 def test_malformed_coco_files_are_refused(tmp_path, key, entry, message):
@@ -146,7 +146,6 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
         ("VOC2007-000001", "000001.jpg", ("cat",), "train"),
         ("VOC2007-000002", "000002.jpg", (), "train"),
     ]
-    assert [r.labels for r in voc_records(folder, "train", difficult=True)] == [("cat", "sofa"), ()]
     for change, message in [
         ("<annotation><obj", r"000002\.xml: expected an XML file.*cut off"),
         ("<other/>", r"000002\.xml: expected an <annotation>, got <other>"),
@@ -158,9 +157,8 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
     _write(folder / "ImageSets/Main/train.txt", "000001\n000001\n")
     with pytest.raises(ValueError, match=r"row 2: the picture '000001' is that of row 1 already"):
         list(voc_records(folder, "train"))
-    for split in ("val", "../train"):
-        with pytest.raises(ValueError, match="expected the list of split"):
-            list(voc_records(folder, split))
+    with pytest.raises(ValueError, match=r"Main/val\.txt does not exist"):
+        list(voc_records(folder, "val"))
 
 
 def test_sample_of_voc_is_read(real_data):
@@ -169,7 +167,7 @@ def test_sample_of_voc_is_read(real_data):
         pytest.skip("no sample of VOC here")
     records = voc_records(folder, "trainval")
     assert next(records).labels == ("cat",)  # its sofa is difficult
-    with pytest.raises(ValueError, match=r"row 2: the picture 900002 has no annotation"):
+    with pytest.raises(ValueError, match=r"900002.xml does not exist; row 2 of"):
         next(records)
 
 
@@ -214,7 +212,7 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
     for line, message in [
         ("waffle", "row 1: expected 'fine label -> coarse label'"),
         ("waffle -> foot", "row 1: expected one of the 17 coarse labels, got 'foot'"),
-        ("waffle -> food\nwaffle -> art", "row 2: 'waffle' belongs to 'food' already"),
+        ("waffle -> food\nwaffle -> art", "row 2: expected 'food', as before, for 'waffle'"),
     ]:
         with pytest.raises(ValueError, match=message):
             flair_relationship(_write(file, line))
@@ -224,7 +222,7 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
     ("rows", "message"),
     [
         ([*FLAIR, FLAIR[0]], "row 5: the image_id '11' is that of row 1"),
-        ([*FLAIR, ("b@N00", "15", [], [], "val")], "the user b@N00 is in the partition train already"),
+        ([*FLAIR, ("b@N00", "15", [], [], "val")], "expected the partition train, as before, for the user b@N00"),
         ([*FLAIR, ("d@N00", "15", [], [], "dev")], "expected the partition train, val or test, got 'dev'"),
         ([*FLAIR, ("d@N00", "15", "food", [], "val")], "row 5: expected a list of texts as 'labels'"),
         ([*FLAIR, ("d@N00", "a/../../b", ["food"], [], "val")], "without a way out"),
@@ -476,11 +474,7 @@ def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed, hold):
     assert pictures[np.array([], dtype=np.int64)].shape == (0, 4, 4, 3)
     with pytest.raises(ValueError, match=r"3 of 10 pictures in .* more than the share of 0\.2 .*r3\.png"):
         drop_unreadable(TEN, source, 4, at_most=0.2, hold=hold)
-    with pytest.raises(ValueError, match=r"a share of the pictures in \[0, 1\], got 2"):
-        drop_unreadable(TEN, source, 4, at_most=2)
-    with pytest.raises(ValueError, match="check must be decoded or present, got 'no'"):
-        drop_unreadable(TEN, source, 4, check="no")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="do not exist"):
+    with pytest.raises(ValueError, match=r"expected .*nowhere, got none"):
         open_pictures(tmp_path / "nowhere", TEN.pictures, 4)
 
 

@@ -50,7 +50,7 @@ def test_cells_as_texts():
     assert [owner_text({"c": cell}, "c") for cell in cells] == ["", "", "3", "3", "2.5", "true", " x "]
     assert owner_text({}, "c") == ""
     with pytest.raises(ValueError, match=r"row 1: expected a text as 'c', got \['x'\]"):
-        owner_text({"c": ["x"]}, "c", "row 1: ")
+        owner_text({"c": ["x"]}, "c", "row 1")
 
 
 def test_what_is_said_of_a_column():
@@ -140,5 +140,5 @@ def test_rows_of_unseen_places_need_no_client(tmp_path: Path):
 def test_a_partition_of_which_no_row_has_the_column_is_refused(tmp_path: Path):
     pictures(tmp_path / "data")
     lines(tmp_path / "data" / "q.jsonl", [{"image": "1.png", "question": "q", "answer": "a", "client": " "}])
-    with pytest.raises(ValueError, match="partition 'client' needs a text as 'client', and no line has one"):
+    with pytest.raises(ValueError, match="expected a text as 'client' for the partition 'client', got no line"):
         chat_records(tmp_path / "data", "client", image_size=8)

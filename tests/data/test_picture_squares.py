@@ -76,8 +76,6 @@ def test_resize_keeps_flat_colour_and_identity(photo):
     noise = photo[1]
     assert resize(noise, 40) is noise
     assert (resize(np.full((30, 20, 3), 77, dtype=np.uint8), 8) == 77).all()
-    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
-        resize(noise, 0)
 
 
 def test_table_is_encoded_without_a_copy(photo):
@@ -114,7 +112,7 @@ def test_folder_and_tar_agree(photo, tmp_path):
     archive.write_bytes(archive.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"all\.tar"):
         list(read_tar(archive, ["photo.png"]))
-    with pytest.raises(ValueError, match="not a path"):
+    with pytest.raises(ValueError, match="got a path"):
         list(read_folder(tmp_path, ["../photo.png"]))
 
 

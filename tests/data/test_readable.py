@@ -143,9 +143,9 @@ def test_too_many_and_clients_without_any_are_refused(root: Path) -> None:
     _truncate(root, 8, 9, 10, 11)
     with pytest.raises(ValueError, match=r"'west' has no training example whose picture can be read: .*01\.png"):
         leave_out_unreadable(snapshots(str(root), unreadable=1))
-    with pytest.raises(ValueError, match=r"unreadable must be a share of the pictures in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"unreadable must lie in \[0, 1\], got 2"):
         snapshots(str(root), unreadable=2)
-    with pytest.raises(ValueError, match="check must be decoded or present, got 'no'"):
+    with pytest.raises(ValueError, match="check must be one of decoded, present, got 'no'"):
         snapshots(str(root), check="no")  # type: ignore[arg-type]
 
 

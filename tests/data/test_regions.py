@@ -97,7 +97,7 @@ def test_tables_are_put_together_with_their_regions():
     np.testing.assert_array_equal(batch["regions"][2].numpy(), parts[0].features[2])
     same = concatenate_tables([tables[0], tables[2]])
     assert same.regions is parts[0]
-    with pytest.raises(ValueError, match="width and encoder agree"):
+    with pytest.raises(ValueError, match="width and encoder of regions must agree"):
         join([parts[0], some_regions(1, 3, 6)])
     with pytest.raises(ValueError, match="in memory only"):
         concatenate_tables(
@@ -109,13 +109,13 @@ def test_faulty_features_and_boxes_are_refused():
     good = some_regions(4)
     for features, boxes, message in (
         (good.features[0], good.boxes, r"shape \(M, R, W\)"),
-        (good.features, good.boxes[:, :2], r"boxes must have shape \(4, 3, 4\)"),
+        (good.features, good.boxes[:, :2], r"boxes of regions must be of shape \(4, 3, 4\)"),
         (good.features * np.nan, good.boxes, "finite"),
         (good.features, good.boxes + 1, r"boxes must lie in \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             HeldRegions(features, boxes)
-    with pytest.raises(ValueError, match="regions must be those of 4 pictures, got those of 3"):
+    with pytest.raises(ValueError, match=r"regions must have one entry per picture \(4\), got 3"):
         some_examples(some_regions(3))
 
 
@@ -139,7 +139,7 @@ def test_soft_scores_of_a_few_answers_each():
     both = SoftTargets.join([sparse.take(1), SoftTargets.of([["2"] * 12], answers, 6), SoftTargets.of([], answers, 6)])
     assert torch.equal(both[torch.tensor([0])], dense[:1])
     assert both.labels.shape == (2, 12)
-    with pytest.raises(ValueError, match="as many answers"):
+    with pytest.raises(ValueError, match="widths of soft scores must agree"):
         SoftTargets.join([sparse, SoftTargets.of(given, answers, 4)])
 
 
@@ -156,7 +156,7 @@ def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together(
     plain = encode(Examples(*[getattr(examples, k) for k in ("images", "image_index", "questions", "answers", "types",
                    "names")]), WordTokenizer(["red"]), ["yes", "no"], ["t"])  # fmt: skip
     assert "target" not in plain.batch(torch.tensor([0]))
-    with pytest.raises(ValueError, match="annotators' answers of all tables, or of none"):
+    with pytest.raises(ValueError, match="annotators' answers of all, or of none"):
         concatenate_tables([plain, table])
 
 
@@ -235,7 +235,7 @@ def test_types_of_the_answers():
     assert len(Counter(examples.types)) == 3
     with pytest.raises(ValueError, match="types must be one of families, answers, got 'words'"):
         scenes(preset="random", types="words")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="not for 'task'"):
+    with pytest.raises(ValueError, match="words as answers, got 'task'"):
         scenes(preset="task", types="answers")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from confed.datasets.gqa_scenes.layout import FORMAT, digest
+from confed.datasets.gqa_scenes.places import FORMAT, digest
 from confed.registry import datasets
 from reader_folders import flair_folder, picture, write
 

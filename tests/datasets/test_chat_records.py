@@ -145,16 +145,16 @@ def test_unreadable_pictures_are_left_out_with_all_that_show_them_and_said(tmp_p
 
 
 FAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "none": ([], {}, "expected conversations, found none"),
-    "pictures": ([{"question": "q", "answer": "a"}], {}, "expected pictures in the conversations, found none"),
+    "none": ([], {}, "expected conversations, got none"),
+    "pictures": ([{"question": "q", "answer": "a"}], {}, "expected pictures in the conversations, got none"),
     "place": (
         plain(2),
         {"partition": "place"},
-        "partition 'place' needs a text as 'place', and no line has one",
+        "expected a text as 'place' for the partition 'place', got no line",
     ),
     "split": ([{**plain(1)[0], "split": "dev"}], {}, "row 1: expected the split train, validation or test, got 'dev'"),
-    "twice": ([{**plain(1)[0], "id": "x"}] * 2, {}, "row 2: the id 'x' is that of"),
-    "skew": (plain(), {"partition": "dirichlet", "skew": "type"}, "data.skew must be one of answer, client"),
+    "twice": ([{**plain(1)[0], "id": "x"}] * 2, {}, "row 2: expected an id of its own, got 'x'"),
+    "skew": (plain(), {"partition": "dirichlet", "skew": "type"}, "must be one of answer, client"),
     "share": (plain(), {"test_share": 1.0}, "data.test_share must lie in [0, 1), got 1.0"),
 }
 
@@ -171,6 +171,6 @@ def test_faulty_chat_records_are_named(
 def test_folder_without_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
-        match=r"expected files of conversations \(.jsonl or .json; .csv, .tsv or .parquet\) in .*, found none",
+        match=r"expected files of conversations \(.jsonl or .json; .csv, .tsv or .parquet\) in .*, got none",
     ):
         chat_records(tmp_path)

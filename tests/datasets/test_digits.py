@@ -12,10 +12,10 @@ from torch import nn
 
 from confed.cli.dataset_description import describe
 from confed.data.examples import Examples, FederatedDataset, presence
-from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS as OWNED
 from confed.data.modalities import SUBSETS
 from confed.data.modality_names import set_names
+from confed.data.partitions import label_counts, label_shares
 from confed.datasets.digits import DIGITS, TEST_TAKES, clue, clue_words, digits
 
 ROLES = ("train", "validation", "test")
@@ -225,21 +225,21 @@ def test_other_numbers_of_speakers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_files_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no data at .*nowhere: the folder does not exist; expected audio.npz"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist; expected audio.npz"):
         small(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"audio.npz must be an npz file with waveform"):
+    with pytest.raises(ValueError, match=r"audio.npz does not exist"):
         small(tmp_path)
     for name in ("audio.npz", "images.npz", "meta.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "meta.json").write_text('{"sample_rate": 8000, "speakers": [{"name": "ann"}]}')
-    with pytest.raises(ValueError, match=r"meta.json names 1 speakers, audio.npz has number 3"):
+    with pytest.raises(ValueError, match=r"audio.npz: speakers must lie in .0, 1., got 0 to 3"):
         small(tmp_path)
     (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"meta.json must give sample_rate and speakers"):
+    with pytest.raises(ValueError, match=r"meta.json: expected an object with sample_rate, speakers"):
         small(tmp_path)
     np.savez(tmp_path / "images.npz", images=np.zeros((3, 28, 28), np.uint8), digit=np.array([1, 2, 11]))
     (tmp_path / "meta.json").write_bytes((folder / "meta.json").read_bytes())
-    with pytest.raises(ValueError, match=r"images.npz: digits must be 0 to 9, got 11"):
+    with pytest.raises(ValueError, match=r"images.npz: digits must lie in .0, 10., got 1 to 11"):
         small(tmp_path)
 
 

@@ -14,9 +14,15 @@ import torch
 from confed.data.encode import encode
 from confed.data.examples import FederatedDataset
 from confed.data.picture_files import PictureFiles
-from confed.data.vl_files.assemble import Source, assemble
 from confed.data.vl_files.records import Record
-from confed.datasets.feddat_benchmarks import feddat_domain, feddat_function, feddat_scene, feddat_task
+from confed.datasets.feddat_benchmarks import (
+    Source,
+    assemble,
+    feddat_domain,
+    feddat_function,
+    feddat_scene,
+    feddat_task,
+)
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
@@ -201,7 +207,7 @@ def test_validation_that_would_be_empty(tasks: Path):
 
 def test_pairs_are_never_held_out_by_their_first_picture(tmp_path: Path):
     records = [Record(tmp_path / "f", i, str(i), (f"{i}", f"{i + 1}"), "q", "yes") for i in range(3)]
-    with pytest.raises(ValueError, match="f, row 0: pairs of pictures need validation questions of their own"):
+    with pytest.raises(ValueError, match="f, row 0: expected validation questions of their own for pairs"):
         assemble("pairs", tmp_path, {"a": lambda: Source(records, records, ["{name}"])})
 
 
@@ -284,7 +290,7 @@ def test_shards_for_many_clients(tmp_path: Path):
     # Twelve pictures of ten questions among five clients.
     assert {len(s.train) + len(s.validation) for s in own} == {20, 30}
     assert len({tuple(s.test.names) for s in own}) == 1
-    with pytest.raises(ValueError, match="shards must be None or from 1 to 5, got 6"):
+    with pytest.raises(ValueError, match=r"shards must lie in .1, 5., got 6"):
         feddat_function(tmp_path, shards=6)
 
 
@@ -314,7 +320,9 @@ def test_the_task_benchmark_has_heads_and_answers_of_each_client(tasks: Path):
 def test_missing_pictures_are_named_with_file_and_row(tmp_path: Path):
     clove(tmp_path, "function", ("object",))
     (tmp_path / "gqa/images/3.jpg").unlink()
-    with pytest.raises(ValueError, match=r"fcl_mmf_object_\w+\.json, row \d+: the picture '3\.jpg' is missing; looked"):
+    with pytest.raises(
+        ValueError, match=r"fcl_mmf_object_\w+\.json, row \d+: expected the picture '3\.jpg', got none; looked"
+    ):
         feddat_function(tmp_path, clients=("object",))
     (tmp_path / "gqa/images/3.jpg").write_bytes(b"no picture")
     data = feddat_function(tmp_path, clients=("object",), image_size=4)
@@ -327,8 +335,8 @@ def test_missing_pictures_are_named_with_file_and_row(tmp_path: Path):
     [
         ({"clients": ("art", "gqa2")}, "clients must be distinct names out of art, abstract.*gqa2"),
         ({"clients": ("art", "art")}, "clients must be distinct"),
-        ({"clients": ("art",), "answers": 0}, "answers must be at least 1, got 0"),
-        ({"clients": ("art",), "validation": 0.0}, r"validation must be a share of the pictures in \(0, 1\), got 0.0"),
+        ({"clients": ("art",), "answers": 0}, "data.answers must be at least 1, got 0"),
+        ({"clients": ("art",), "validation": 0.0}, r"validation must lie in \(0, 1\), got 0.0"),
     ],
 )
 def test_options_out_of_range_are_refused(domain: Path, options: dict[str, Any], message: str):
@@ -339,7 +347,7 @@ def test_options_out_of_range_are_refused(domain: Path, options: dict[str, Any],
 def test_a_root_that_is_not_there(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist"):
         feddat_scene(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"vcr: expected annotation/train\.jsonl or train\.jsonl"):
+    with pytest.raises(ValueError, match=r"The questions of vcr: expected .*annotation/train\.jsonl or .*train\.jsonl"):
         feddat_task(tmp_path, clients=("vcr",))
 
 

@@ -131,9 +131,12 @@ def test_pictures_that_cannot_be_read_are_left_out_and_said(tmp_path: Path) -> N
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "column": ({"columns": {"image": "photo"}}, "split 'train': data.columns names 'photo', and there are img, query"),
-    "meaning": ({"columns": {"picture": "img"}}, "data.columns maps to image, images, question"),
-    "split": ({"splits": ["dev"]}, "has the splits train, got data.splits with 'dev'"),
+    "column": (
+        {"columns": {"image": "photo"}},
+        "split 'train': expected the column 'photo' that data.columns names, got img, query",
+    ),
+    "meaning": ({"columns": {"picture": "img"}}, "data.columns maps to must be one of image, images, question"),
+    "split": ({"splits": ["dev"]}, "must be distinct names out of train, got ['dev']"),
     "most": ({"most": 0}, "data.most must be at least 1, got 0"),
     "nothing mapped": (
         {},
@@ -151,7 +154,7 @@ def test_faulty_columns_are_named(options: dict[str, Any], message: str, tmp_pat
 def test_folder_that_is_no_data_set_and_a_missing_library_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="no data set could be read from"):
+    with pytest.raises(ValueError, match="expected a data set that can be read"):
         hub(str(tmp_path), image_size=8)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs the package datasets: pip install '.\[hub\]' -c constraints.txt"):

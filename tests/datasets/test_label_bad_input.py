@@ -13,11 +13,10 @@ import torch
 from rich.console import Console
 
 from confed.api.progress import Display
-from confed.data.label_partitions import label_skew
-from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
+from confed.data.partitions import label_skew
 from confed.data.preparation import step
 from confed.datasets.coco_labels import coco
-from confed.datasets.flair import flair
+from confed.datasets.flair import FLAIR_LABELS, flair, flair_hdf5_records, flair_relationship
 from confed.datasets.tagged_texts import tagged_texts
 from confed.datasets.voc_labels import voc
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
@@ -190,10 +189,10 @@ def test_pairs_outside_the_pictures_or_the_labels_are_refused(tmp_path: Path, ro
 def test_coco_never_tests_on_what_trains(tmp_path: Path) -> None:
     coco_split(tmp_path, "train2017", {key: ["dog"] for key in range(1, 7)})
     coco_split(tmp_path, "val2014", {key: ["dog"] for key in (6, 7, 8)})  # 2017 dealt the pictures of 2014 anew
-    message = r"1 pictures are in train \(train2017\) and in test \(val2014\), 'coco-6' is one"
+    message = r"got 1 in both, 'coco-6' is one"
     with pytest.raises(ValueError, match=message):
         coco(tmp_path, train="train2017", test="val2014", clients=2, image_size=4)
-    with pytest.raises(ValueError, match="3 pictures are in train"):
+    with pytest.raises(ValueError, match="got 3 in both"):
         coco(tmp_path, train="val2014", test="val2014", clients=2, image_size=4)
 
 
@@ -281,13 +280,13 @@ def test_a_minimum_of_none_lets_clients_go_empty() -> None:
     offsets, values = np.array([0, 1, 2]), np.array([0, 0])
     owners = label_skew(offsets, values, np.full((5, 1), 0.2), np.random.default_rng(0), 0)
     assert sorted(np.concatenate(list(owners.values())).tolist()) == [0, 1]
-    with pytest.raises(ValueError, match="5 clients of at least 1 need more than the 2 there are"):
+    with pytest.raises(ValueError, match="5 clients need more than the 2 that are shared out"):
         label_skew(offsets, values, np.full((5, 1), 0.2), np.random.default_rng(0), 1)
 
 
 def test_the_mini_encoder_refuses_what_it_does_not_have(tmp_path: Path) -> None:
     refused: list[dict[str, Any]] = [{"template": "a {label}"}, {"width": 32}]
     for options in refused:
-        with pytest.raises(ValueError, match="the encoder mini has no prompt and 64 features"):
+        with pytest.raises(ValueError, match="the encoder mini: expected bare names without a prompt, and 64 features"):
             write_label_embeddings("captions", tmp_path / "e", encoder="mini", **options)
     assert not (tmp_path / "e").exists()

@@ -13,17 +13,15 @@ import torch
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, label_floors
-from confed.data.label_partitions import label_skew
 from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES
-from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
-from confed.data.ml_files.ucm import UCM_LABELS
 from confed.data.options import Options
+from confed.data.partitions import label_skew
 from confed.datasets.coco_labels import coco
-from confed.datasets.flair import flair, flair_fine_names
+from confed.datasets.flair import FLAIR_LABELS, flair, flair_fine_names
 from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
-from confed.datasets.ucm_labels import ucm_labels
+from confed.datasets.ucm_labels import UCM_LABELS, ucm_labels
 from confed.datasets.voc_labels import voc
 from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import LabelEmbeddings, load_label_embeddings, save_label_embeddings
@@ -135,7 +133,7 @@ def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> No
         ({"partition": "quantity"}, "partition must be one of scene, land_use, users, iid, dirichlet, label_skew"),
         ({"max_train": 0}, "max_train must be at least 1, got 0"),
         ({"seed": -1}, "seed must not be negative, got -1"),
-        ({"partition": "iid", "clients": 50}, "clients must not outnumber"),
+        ({"partition": "iid", "clients": 50}, "50 clients need more than the 21"),
     ]
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -180,7 +178,7 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     one, two = coco(tmp_path, **options), coco(tmp_path, **options, seed=1)
     assert _rows(one, "test") == _rows(two, "test")  # whatever the seed
     assert _rows(one, "validation") != _rows(two, "validation")
-    with pytest.raises(ValueError, match="expected the objects of split 'val2017' at"):
+    with pytest.raises(ValueError, match="he objects of split 'val2017'"):
         coco(tmp_path, clients=2, test="val2017", image_size=4)
     with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.0"):
         coco(tmp_path, clients=2, validation=1.0, image_size=4)
@@ -207,7 +205,7 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
         del category["supercategory"]
     file.write_text(json.dumps(content))
     assert not coco(tmp_path, categories="file", **options).coarse
-    with pytest.raises(ValueError, match="level supercategory needs one of every category, and 'person' has none"):
+    with pytest.raises(ValueError, match=r"train: expected a supercategory of every category.*none of 'person'"):
         coco(tmp_path, categories="file", level="supercategory", **options)
     content["categories"].append({"id": 100, "name": "wolf", "supercategory": "toy"})
     file.write_text(json.dumps(content))
@@ -248,18 +246,16 @@ def test_voc_of_two_years(tmp_path: Path) -> None:
         **{f"VOC2007-00{i}": ("dog",) for i in range(4)},
         **{f"VOC2012-00{i}": ("person",) for i in range(4)},
     }
-    assert voc(tmp_path, clients=2, difficult=True, image_size=4).clients["client-00"].train.labels.table.labels_of(
-        0
-    ) == (
-        "dog",
-        "sofa",
-    )
     own = voc(tmp_path, test=[], test_share=0.5, clients=2, image_size=4)
     assert [(len(s.train), len(s.test)) for s in own.clients.values()] == [(1, 1)] * 2
-    with pytest.raises(ValueError, match="4 pictures are in train and in test, 'VOC2007-000' is one"):
+    with pytest.raises(ValueError, match="got 4 in both, 'VOC2007-000' is one"):
         voc(tmp_path, test=["VOC2007:trainval"], clients=2, image_size=4)
-    with pytest.raises(ValueError, match="train must name lists such as 'VOC2007:trainval', got 'VOC2007'"):
+    with pytest.raises(
+        ValueError, match=r"data.train: expected names of lists such as 'VOC2007:trainval', got .'VOC2007'"
+    ):
         voc(tmp_path, train=["VOC2007"], clients=2, image_size=4)
+    with pytest.raises(ValueError, match=r"data.train: expected names of lists .*VOC2007:\.\./trainval"):
+        voc(tmp_path, train=["VOC2007:../trainval"], clients=2, image_size=4)
 
 
 # FLAIR --------------------------------------------------------------------------------------------------------------
@@ -366,7 +362,7 @@ def test_faulty_flair_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_fine_names_come_by_their_frequency_in_training(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the coarse label 'art' has no fine one"):
+    with pytest.raises(ValueError, match="expected a fine label of 'art', got none"):
         flair_fine_names(_flair(tmp_path))
     names = flair_fine_names(_flair(tmp_path, all_coarse=True))
     assert names["animal"] == ("dog", "cat")  # 3 pictures and 1
@@ -438,10 +434,13 @@ def test_lists_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "The photo contains dog,cat." in said
     assert "The photo contains a interior room." in said
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"labels": "elsewhere"}, "labels must be one of flair, .* or a text file, got 'elsewhere'"),
-        ({"labels": "flair-fine"}, "needs --root"),
-        ({"labels": "voc", "coarse": "avg"}, "coarse = 'avg' lists fine names"),
-        ({"labels": "flair", "root": folder, "coarse": "avg", "encoder": "mini"}, "embeds bare names only"),
+        ({"labels": "elsewhere"}, "labels: expected one of flair, .* or a text file, got 'elsewhere'"),
+        ({"labels": "flair-fine"}, "--root: expected the folder with label_relationship"),
+        ({"labels": "voc", "coarse": "avg"}, "--root: expected .* for coarse = 'avg'"),
+        (
+            {"labels": "flair", "root": folder, "coarse": "avg", "encoder": "mini"},
+            "the encoder mini: expected bare names",
+        ),
     ]
     for options, message in refused:
         options["out"] = tmp_path / "f"
@@ -505,9 +504,9 @@ def test_tagged_texts_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 labels are outside the 1 that are known: 'x' \(30 times"):
         tagged_texts(tmp_path)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"partition": "user"}, "needs data.root"),
+        ({"partition": "user"}, "data.root: expected a folder with texts.jsonl"),
         ({"clients": 0}, "clients must be at least 1"),
-        ({"train": 0}, "train must be a number of captions"),
+        ({"train": 0}, "data.train must be at least 1"),
     ]
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -533,7 +532,7 @@ def test_facts_of_labels_equal_a_computation_by_hand() -> None:
     assert facts["chance"].startswith("C-AP 0.750")  # a on 1 of 2, b on 2 of 2
     # Training labels: h has (1, 0), k has (0, 1), all have (2/3, 1/3): distances 1/3 and 2/3, weights 2 and 1.
     assert facts["skew"].startswith("0.444")
-    with pytest.raises(ValueError, match="every row's role must be train, val, test or empty, got 'dev'"):
+    with pytest.raises(ValueError, match="every row's role must be one of train, val, test, '', got 'dev'"):
         federate(_pool(["a"] * 5, ["train"] * 4 + ["dev"]), Options(partition="home"))
     with pytest.raises(ValueError, match="no training example is left to share out"):
         federate(_pool(["a"] * 5, ["test"] * 5), Options(partition="home"))
@@ -554,8 +553,6 @@ def test_products_of_preferences_by_hand() -> None:
     nobody = label_skew(offsets[:3], values[:4], np.array([[1.0, 0.0], [0.0, 1.0]]), np.random.default_rng(0), 0,
                         rule="product")  # fmt: skip
     assert sorted(np.concatenate(list(nobody.values())).tolist()) == [0, 1]
-    with pytest.raises(ValueError, match="rule must be mean or product, got 'sum'"):
-        label_skew(offsets, values, preferences, np.random.default_rng(0), rule="sum")  # type: ignore[arg-type]
 
 
 def test_examples_are_of_the_table(ucm: Path) -> None:

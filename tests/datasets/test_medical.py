@@ -201,7 +201,7 @@ def test_what_is_wrong_with_scans_is_one_line(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="left out"):
         assert dicom_folders(tmp_path, unreadable=0.1, **OPTIONS).unreadable is not None
     table(tmp_path, ("image", "label"), rows, "other.csv")
-    with pytest.raises(ValueError, match=r"found labels\.csv, other\.csv: name it with data\.table"):
+    with pytest.raises(ValueError, match=r"got labels\.csv, other\.csv: name it with data\.table"):
         dicom_folders(tmp_path, **OPTIONS)
     table(tmp_path, ("image", "klass"), [row[:2] for row in rows])
     with pytest.raises(ValueError, match=r"labels\.csv, row .*expected a cell 'label', got the columns image, klass"):

@@ -82,7 +82,7 @@ def test_slake_is_read_in_one_language_and_its_published_splits(tmp_path: Path) 
     assert "16 left out (another language than en" in dataset.facts["account"]
     assert sizes(slake(tmp_path, language="zh", place="location", image_size=6)) == {"Lung": [8, 4, 4]}
     (tmp_path / "validate.json").unlink()
-    with pytest.raises(ValueError, match=r"slake: expected validate\.json in"):
+    with pytest.raises(ValueError, match=r"Questions: expected .*validate\.json or"):
         slake(tmp_path)
 
 

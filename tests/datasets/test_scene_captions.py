@@ -13,9 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from confed.cli import app
-from confed.data.caption_batches import groups
+from confed.data.caption_batches import MixedData, groups
 from confed.data.examples import Examples, FederatedDataset, Turn
-from confed.data.mixed_batches import MixedData
 from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
 from confed.datasets.scenes.graph import Object
 from confed.models.caption_tokenizer import END, START, Pieces, WrittenWords, train_pieces
@@ -234,7 +233,7 @@ def test_pieces_are_learned_from_public_texts(scenes: FederatedDataset, tmp_path
         Pieces(tmp_path / "gone.model")
     with pytest.raises(ValueError, match="5000 pieces"):
         train_pieces(scenes.public, tmp_path / "many.model", 5000)
-    with pytest.raises(ValueError, match="got none"):
+    with pytest.raises(ValueError, match="found none"):
         train_pieces([], tmp_path / "none.model", 90)
     made = materials_with(file)
     assert made.tokenizer.vocab_size == 95
@@ -254,4 +253,4 @@ def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path):
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["pieces"] == 80
     failed = CliRunner().invoke(app, ["data", "prepare", "pieces", "modalities", str(tmp_path / "q.model")])
-    assert "no public texts" in str(failed.exception) + failed.output
+    assert "public texts, got none" in str(failed.exception) + failed.output

@@ -60,8 +60,8 @@ def test_named_colours_show_in_the_picture(style: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 3}, "between 4 and 44, got 3"),
-        ({"classes": ("red dog", "red dog", "x", "y")}, "at least four distinct ones"),
+        ({"classes": 3}, "must lie in .4, 44., got 3"),
+        ({"classes": ("red dog", "red dog", "x", "y")}, "must be distinct names, at least 4"),
         ({"styles": ("sketch",)}, "styles must be distinct names out of plain"),
         ({"shots": 0}, "data.shots must be at least 1"),
     ],

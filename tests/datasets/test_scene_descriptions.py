@@ -53,7 +53,7 @@ def test_a_client_mostly_puts_captions_in_its_own_way() -> None:
     ("options", "says"),
     [
         ({"train": 0}, "train must be at least 1, got 0"),
-        ({"question": " "}, "question must have at least a word, got ' '"),
+        ({"question": " "}, "data.question: expected a word at least, got ' '"),
         ({"unseen": ("moon",)}, "unseen must be distinct names out of transport"),
         ({"conflict": 2.0}, r"conflict must lie in \[0, 1\], got 2.0"),
     ],

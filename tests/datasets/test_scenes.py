@@ -176,7 +176,7 @@ def test_quantity_preset_is_uneven_with_a_floor():
     [
         ({"unseen": ("moon",)}, "unseen must be distinct names out of transport.*'moon'"),
         ({"unseen": "home"}, "distinct names out of transport"),
-        ({"unseen": SCENES}, "at least one of the 6 scenes"),
+        ({"unseen": SCENES}, "unseen must leave one of transport"),
         ({"setting": "D"}, "setting must be one of A, B, C, got 'D'"),
         ({"preset": "weather"}, "preset must be one of scene, .*got 'weather'"),
         ({"questions_per_picture": 10}, r"questions_per_picture must lie in \[1, 9\], got 10"),
@@ -227,7 +227,7 @@ def test_twenty_four_clients():
     many = scenes(train=8, validation=4, test=4, unseen=(), clients_per_scene=4)
     assert len(many.clients) == 24
     assert not many.unseen
-    with pytest.raises(ValueError, match="clients_per_scene is for the preset 'scene', got 2 with 'dirichlet'"):
+    with pytest.raises(ValueError, match="clients_per_scene: expected the preset 'scene', got 'dirichlet'"):
         scenes(preset="dirichlet", clients_per_scene=2)
     with pytest.raises(ValueError, match="clients_per_scene must be at least 1, got 0"):
         scenes(clients_per_scene=0)

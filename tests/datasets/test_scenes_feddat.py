@@ -20,8 +20,7 @@ from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
 from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
 from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
-from confed.datasets.scenes.presets import FUNCTIONS, PRESETS
-from confed.datasets.scenes.tasks import ENTAILMENT, PAIRS, Statement, entails, hide, read, say
+from confed.datasets.scenes.presets import ENTAILMENT, FUNCTIONS, PAIRS, PRESETS, Statement, entails, hide, read, say
 from confed.federation.local import Schedule
 from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer
@@ -256,7 +255,7 @@ def test_statements_can_be_read_back():
             for number, own in enumerate(letters):
                 statement = Statement(family, tuple(values[letter] for letter in own))
                 assert read(say(statement, forms, number), forms) == statement
-    with pytest.raises(ValueError, match=r"no form .* produces the statement 'a dog barks'"):
+    with pytest.raises(ValueError, match=r"expected a form .*, got 'a dog barks'"):
         read("a dog barks", PAIRS)
     visible = [Object(0, "dog", "red", "small")]
     assert entails(Statement("at_least", ("2", "red")), visible, 5) == "neutral"
@@ -350,20 +349,23 @@ def test_pools_of_the_most_frequent_answers():
     ("changes", "message"),
     [
         ({"preset": "tasks"}, "preset must be one of scene, .*, task, got 'tasks'"),
-        ({"preset": "task", "pools": 0}, "pools must be at least 2 for the preset 'task'"),
-        ({"preset": "function", "pools": 1}, r"pools must be 0 .* or at least 2 answers, got 1"),
+        ({"preset": "task", "pools": 0}, "pools: expected at least 2 answers for the preset 'task'"),
+        ({"preset": "function", "pools": 1}, r"pools: expected at least 2 answers or 0 .*, got 1"),
         ({"pools": -1}, "pools must not be negative, got -1"),
-        ({"pools": 100, "unseen": ("home",)}, "unseen must be empty where clients have answer sets .*got home"),
-        ({"preset": "task", "unseen": ("home",)}, "unseen must be empty"),
-        ({"preset": "task", "shards": 2}, "shards are for the presets scene, domain and function.*got 2 with 'task'"),
-        ({"clients_per_scene": 2, "shards": 2}, "shards are for .*clients_per_scene = 2"),
+        (
+            {"pools": 100, "unseen": ("home",)},
+            "unseen: expected no place where clients have answers of their own, got .'home'",
+        ),
+        ({"preset": "task", "unseen": ("home",)}, "unseen: expected no place"),
+        ({"preset": "task", "shards": 2}, "shards: expected the presets scene, domain or function .*got 'task'"),
+        ({"clients_per_scene": 2, "shards": 2}, "shards: expected .*clients_per_scene = 2"),
         ({"shards": 0}, "shards must be at least 1, got 0"),
         ({"preset": "domain", "annotators": 3}, "annotators must be one of 0, 10, got 3"),
-        ({"preset": "function", "clients_per_scene": 2}, "clients_per_scene is for the preset 'scene'"),
+        ({"preset": "function", "clients_per_scene": 2}, "clients_per_scene: expected the preset 'scene'"),
         ({"preset": "task", "test": 0}, "test must be at least 1, got 0"),
         (
             {"preset": "function", "pools": 2, "train": 2, "validation": 1},
-            r"no (validation|test) question of client 'object' has an answer in its answer set of 2",
+            r"client 'object': expected an answer out of .* to a (validation|test) question",
         ),
     ],
 )

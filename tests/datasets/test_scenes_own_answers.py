@@ -44,8 +44,11 @@ def test_domains_can_share_one_vocabulary():
 def test_own_words_are_for_scenes_with_a_client():
     for options, reason in (
         ({"own_answers": 1.5}, r"own_answers must lie in \[0, 1\], got 1.5"),
-        ({"own_answers": 0.5, "preset": "random"}, "own_answers is for the preset 'scene', got 0.5 with 'random'"),
-        ({"own_answers": 0.5, "unseen": ("home",)}, "unseen must be empty with own_answers, got home"),
+        ({"own_answers": 0.5, "preset": "random"}, "own_answers: expected the preset 'scene', got 'random'"),
+        (
+            {"own_answers": 0.5, "unseen": ("home",)},
+            "unseen: expected no place where clients have answers of their own, got .'home'",
+        ),
     ):
         with pytest.raises(ValueError, match=reason):
             scenes(**SIZES, **options)

@@ -98,12 +98,12 @@ def test_plain_things_for_pretraining():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 1}, "classes must lie between 2 and 22, got 1"),
-        ({"classes": ("cat",)}, "classes must name at least two things"),
-        ({"classes": ("cat", "horse")}, "classes must be distinct names out of person, dog"),
+        ({"classes": 1}, "classes must lie in .2, 22., got 1"),
+        ({"classes": ("cat",)}, "classes must be distinct names, at least 2, .*got .'cat',."),
+        ({"classes": ("cat", "horse")}, "classes must be distinct names, at least 2, out of person, dog"),
         ({"styles": ("photo",)}, "styles must be distinct names out of clipart"),
         ({"unseen": "real"}, "unseen must be distinct names"),
-        ({"styles": ("real",), "unseen": ("real",)}, "unseen must leave at least one style"),
+        ({"styles": ("real",), "unseen": ("real",)}, "unseen must leave one of real"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

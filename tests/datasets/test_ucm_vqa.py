@@ -71,10 +71,10 @@ def test_cap_varies_with_the_seed_but_tests_do_not(folder):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("labels.jsonl", None, r"labels\.jsonl is missing; .*images\.tar.*images/"),
-        ("vqa_derived.jsonl", None, r"vqa_derived\.jsonl is missing"),
-        ("images", None, r"neither .*images\.tar nor the folder .*images exists"),
-        ("images/forest03.jpg", None, r"forest03\.jpg: expected a picture file, found nothing there"),
+        ("labels.jsonl", None, r"labels\.jsonl does not exist; .*images\.tar.*images/"),
+        ("vqa_derived.jsonl", None, r"vqa_derived\.jsonl does not exist"),
+        ("images", None, r"expected .*images\.tar or .*images, got neither"),
+        ("images/forest03.jpg", None, r"forest03\.jpg: expected a picture file, got nothing there"),
         ("images/forest03.jpg", b"\xff\xd8\xff", r"forest03\.jpg: expected a complete, readable picture"),
         ("labels.jsonl", b"\xff{", r"labels\.jsonl: expected UTF-8"),
         (

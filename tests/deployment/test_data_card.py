@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from command import exit_code
-from confed.data.card_files import Card, CardClient, merged, read_card
+from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
 from confed.deployment.site import open_site
@@ -104,7 +104,7 @@ def test_sites_with_own_words_and_a_card_give_the_simulators_run(tmp_path: Path)
     same(again, tmp_path / "simulated")
     # The run goes on with its card, and with no other.
     card.write_text(card.read_text().replace("{", "{ ", 1))
-    with pytest.raises(ValueError, match="is not the card that this run began with"):
+    with pytest.raises(ValueError, match="expected the card that this run began with"):
         prepare(load_recipe(state / "recipe.toml"))
     with pytest.raises(ValueError, match="a run of another recipe"):
         led(recipe, card, tmp_path / "fed", SITES, lambda name: {"data-only": name, "data-card": str(card)})
@@ -237,14 +237,14 @@ def test_cards_that_contradict_each_other_are_not_united(tmp_path: Path) -> None
         ({"answers": ("red", "orange", "blue")}, (), "no answer 'cyan'"),
         ({"words": ("which", "colour", "is", "this")}, (), "no word"),
         ({"types": ("shape",)}, (), "no question type 'colour'"),
-        ({"picture": (8, 8)}, (), "64 x 64 pixels here, and by the card 8 x 8"),
-        ({"clients": {"warm": CardClient()}}, (), "no client 'cold'; it has warm"),
-        ({"clients": dict.fromkeys(SITES, CardClient(modalities=("image",)))}, (), r"has image\+text here"),
-        ({"clients": dict.fromkeys(SITES, CardClient(("red",)))}, (), "has all answers here, and by the card its own"),
-        ({"clients": dict.fromkeys(SITES, CardClient(task="nlvr2"))}, (), "'nlvr2' by the card"),
-        ({"labels": True}, (), "of data with labels, and the examples of 'squares' have answers"),
+        ({"picture": (8, 8)}, (), r"as the card says, \(8, 8\), and are \(64, 64\) here"),
+        ({"clients": {"warm": CardClient()}}, (), "the card has no client"),
+        ({"clients": dict.fromkeys(SITES, CardClient(modalities=("image",)))}, (), r"and are 'image\+text' here"),
+        ({"clients": dict.fromkeys(SITES, CardClient(("red",)))}, (), "answers of its own must be as the card says"),
+        ({"clients": dict.fromkeys(SITES, CardClient(task="nlvr2"))}, (), "task must be as the card says, 'nlvr2'"),
+        ({"labels": True}, (), "labels in place of answers must be as the card says, True"),
         ({}, ("data.card=",), "data.card must name a card's file"),
-        ({}, ("data.card=nowhere.json",), "cannot read the card nowhere.json: No such file"),
+        ({}, ("data.card=nowhere.json",), "nowhere.json does not exist"),
     ],
 )
 def test_data_that_a_card_does_not_cover_are_refused(
@@ -271,8 +271,8 @@ def test_labels_that_a_card_does_not_cover_are_refused(tmp_path: Path) -> None:
     for number, (changes, says) in enumerate((
         ({"answers": ("red", "blue")}, "no label 'cyan'"),
         ({"types": ("warm", "cold")}, "no kind of examples 'both'"),
-        ({"picture": None, "texts": True}, "do not both have pictures"),
-        ({"picture": (9, 9)}, "8 x 8 pixels here, and by the card 9 x 9"),
+        ({"picture": None, "texts": True}, "texts and pictures must be as the card says"),
+        ({"picture": (9, 9)}, r"as the card says, \(9, 9\), and are \(8, 8\) here"),
     )):  # fmt: skip
         write_card(replace(card, **changes), tmp_path / f"{number}.json")
         with pytest.raises(ValueError, match=says):
@@ -292,14 +292,14 @@ def one_client(**values: Any) -> Callable[[dict[str, Any]], Any]:
     [
         (without("words"), "the card lacks words"),
         (without("confed_card"), "no key 'confed_card'"),
-        (lambda c: {**c, "confed_card": 2}, "format 2; this version of confed reads format 1"),
+        (lambda c: {**c, "confed_card": 2}, "a card of format 1, .* got 2"),
         (lambda c: {**c, "more": 1}, "unknown key 'more'"),
         (lambda c: {**c, "answers": "red"}, "answers must be of type list, got 'red'"),
         (lambda c: {**c, "answers": ["red", "red"]}, "answers must have each entry once"),
         (lambda c: {**c, "clients": {}}, "at least one client"),
         (lambda c: {**c, "clients": {"a": {}}}, "clients.a lacks answers, task, modalities"),
         (one_client(answers=["x"]), "'x' is none of"),
-        (one_client(modalities=["smell"]), "no modality 'smell'"),
+        (one_client(modalities=["smell"]), "a modality of .* must be one of .*, got 'smell'"),
         (lambda c: {**c, "places": {"far": -1}}, "none negative"),
         (lambda c: {**c, "places": {"far": True}}, "places.far must be of type int, got True"),
         (lambda c: {**c, "labels": True, "picture": None}, "'picture' or 'texts' must say so"),
@@ -325,8 +325,8 @@ def test_damaged_files_and_cards_of_other_recipes_are_named(tmp_path: Path, caps
     lead = ["server", "fedvqa_scenes", "--engine", "flare", "--card", str(file)]
     assert "is a card of the data 'toy_federation:own_squares', and the recipe's are 'scenes'" in failed(lead, capsys)
     file.write_text(file.read_text()[:-20])
-    assert "is no card: not JSON" in failed(lead, capsys)
-    assert "cannot read the card" in failed([*lead[:-1], str(tmp_path / "none.json")], capsys)
+    assert "expected a card, as `confed federation card` writes it, got" in failed(lead, capsys)
+    assert "does not exist" in failed([*lead[:-1], str(tmp_path / "none.json")], capsys)
 
 
 def test_cards_are_written_and_united_at_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import confed
-from confed.data.card_files import Card, CardClient, digest_of, read_card
+from confed.datasets.card import Card, CardClient, digest_of, read_card
 from confed.deployment.manifest import MANIFEST, SIGNATURE, verified
 from confed.deployment.provision import read_sites
 from confed.federation.reading import read_bounded

@@ -18,9 +18,9 @@ import torch
 
 from confed.api.progress import Display, StatusPage
 from confed.data.bounded_files import load_npy, load_npz
-from confed.data.card_files import read_card
 from confed.data.ml_files.coco import coco_records
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
+from confed.datasets.card import read_card
 from confed.datasets.sensor_series import sensor_series
 from confed.deployment.provision import read_sites
 from confed.engines.flower.supernode import read_public
@@ -309,7 +309,7 @@ def test_region_features_with_a_strange_header_are_refused(tmp_path: Path, chang
     header["features"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
-    refuses("must be a safetensors file of region features", StoredRegions, file)
+    refuses("expected a safetensors file of region features", StoredRegions, file)
 
 
 @pytest.mark.parametrize("value", ["x" * 140_000, "x" * 300])

@@ -13,7 +13,7 @@ from confed.models import create_model
 from confed.models.pretrained import MINI_WEIGHTS, States, describe, packaged, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.models.vilt import mini_tokenizer, vilt_mini
-from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, run, word_targets
+from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, word_targets
 from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
 
@@ -93,7 +93,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_show", stop)
+        patch.setattr(minis, "_show", stop)
         with pytest.raises(KeyboardInterrupt):
             pretrain("vilt_mini", broken, **(SMALL | {"progress": True}))
     assert describe(broken)["epochs_done"] == 1
@@ -186,18 +186,18 @@ def test_minis_start_from_vilt_mini_part_by_part():
     stacked = blip["vision_model.encoder.layers.1.self_attn.qkv.weight"].split(64)
     for part, value in zip(("query", "key", "value"), stacked, strict=True):
         assert torch.equal(value, theirs[f"{block}attention.attention.{part}.weight"])
-    with pytest.raises(ValueError, match=r"no tensor like 'nothing' to start from vilt_mini.safetensors"):
+    with pytest.raises(ValueError, match=r"expected a tensor like 'nothing' to start from vilt_mini.safetensors"):
         minis.copy(models["vit_mini"], [("nothing", "x")])
-    with pytest.raises(ValueError, match=r"has no tensor 'x', which 'classifier.bias' is to start from"):
+    with pytest.raises(ValueError, match=r"tensors that 'classifier.bias' starts from, got all but 1: x"):
         minis.copy(models["vit_mini"], [(r"classifier\.bias", "x")])
-    with pytest.raises(ValueError, match=r"classifier.bias must have the shape of .* \(44, 128\), got \(44,\)"):
+    with pytest.raises(ValueError, match=r"classifier.bias: expected the shape of .* \(44, 128\), got \(44,\)"):
         minis.copy(models["vit_mini"], [(r"classifier\.bias", "classifier.3.weight")])
 
 
 def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"model must be one of vilt_mini, .* got 'vilt'"):
         pretrain("vilt", tmp_path / "x")
-    with pytest.raises(ValueError, match=r"settings must be among questions, .* got rate"):
+    with pytest.raises(ValueError, match=r"settings must be distinct names out of questions, .* got .'rate'"):
         pretrain("vilt_mini", tmp_path / "x", rate=1)
     with pytest.raises(ValueError, match="`confed weights pretrain nobody --out FILE`"):
         weights_file("nobody")

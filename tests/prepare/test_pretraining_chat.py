@@ -74,7 +74,7 @@ def test_patches_of_a_picture_are_tagged_once(material: Material) -> None:
 def test_public_words_are_tokens_and_texts_come_back(material: Material) -> None:
     tokenizer: ChatTokenizer = material.tokenizer
     assert len(set(word_ids(tokenizer, ["red", "dog", "top"]).tolist())) == 3
-    with pytest.raises(ValueError, match=r"must be one token, 'zebra' has several"):
+    with pytest.raises(ValueError, match=r"expected one token each, got several of 'zebra'"):
         word_ids(tokenizer, ["red", "zebra"])
     # Any text has tokens: bytes where nothing was merged.
     texts = ["a red dog next to a box", "whaur is the zébra?"]

@@ -35,3 +35,14 @@ def test_recipes_of_before_and_of_now_have_the_same_settings() -> None:
     before = {"run": {"buffer": 0, "features": "auto"}, "local": {"schedule": "cosine"}}
     now = {"run": {"async": {"buffer": 0}, "features": {"keep": "auto"}}, "local": {"schedule": {"kind": "cosine"}}}
     assert flat(before) == flat(now)
+
+
+@pytest.mark.parametrize(("given", "faulty"), [("false", False), ("true", True)])
+def test_a_removed_key_may_have_its_only_value(given: str, faulty: bool) -> None:
+    made = PLAIN.replace("vilt_tiny", "resnet_multilabel").replace("vqa", "multilabel").replace("scenes", "voc")
+    content = made.replace('"voc"\n', f'"voc"\nroot = "."\ndifficult = {given}\n')
+    if faulty:
+        with pytest.raises(ValueError, match=r"data.difficult is no option of 'voc' any more, it is always False"):
+            parse_recipe(content)
+    else:
+        assert "difficult" not in parse_recipe(content).sections["data"]

@@ -56,7 +56,7 @@ def test_an_answer_outside_the_vocabulary_names_the_example() -> None:
         ({"answers": ["dog"]}, "answers must have one entry per question .3., got 1"),
         ({"images": np.zeros((1, 4, 4), dtype=np.uint8)}, r"images must be uint8 of shape \(M, H, W, 3\)"),
         ({"images": np.zeros((1, 4, 4, 3))}, "got float64"),
-        ({"image_index": np.array([0, 0, 1])}, r"image_index must lie in \[0, 1\), got up to 1"),
+        ({"image_index": np.array([0, 0, 1])}, r"image_index must lie in \[0, 1\), got 0 to 1"),
     ],
 )
 def test_examples_whose_columns_do_not_fit_are_refused(change: dict, complaint: str) -> None:

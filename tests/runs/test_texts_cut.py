@@ -46,5 +46,5 @@ def test_examples_without_pictures_need_no_table_of_any():
     assert len(made(NoPictures(0), [0, 0], [False, False])) == 2
     pictures = np.zeros((1, 2, 2, 3), np.uint8)
     assert len(made(pictures, [0, 7], [True, False])) == 2  # of no meaning where there is none
-    with pytest.raises(ValueError, match=r"image_index must lie in \[0, 1\), got up to 7"):
+    with pytest.raises(ValueError, match=r"image_index must lie in \[0, 1\), got 0 to 7"):
         made(pictures, [0, 7], [True, True])

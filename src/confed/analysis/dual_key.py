@@ -27,10 +27,9 @@ from confed.analysis.victim import (
     test_examples,
 )
 from confed.comparison.records import distinct_labels
-from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
 from confed.data.encode import encode
 from confed.data.examples import Examples
-from confed.datasets.poisoned import key_of
+from confed.datasets.poisoned import VARIANTS, DualKey, attack_success, key_of, triggered, without_target
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.recipes.recipe import load_recipe

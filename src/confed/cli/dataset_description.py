@@ -108,7 +108,7 @@ def _check_endings(out: Path | None, html: Path | None, answers: Path | None) ->
 
 def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Sizes of the pictures in a dataset's folder, and warnings of what a model gets of them."""
-    from confed.data.intake.survey import survey
+    from confed.data.faults import survey
 
     side, root = values.get("image_size"), values.get("root")
     if not side or root is None or not Path(root).is_dir():

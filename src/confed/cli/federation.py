@@ -35,7 +35,7 @@ from confed.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from confed.data.card_files import Card
+    from confed.datasets.card import Card
     from confed.recipes.recipe import Recipe
 
 

@@ -10,7 +10,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from confed.data.refusals import check_form, existing, expecting, refuse
 from confed.federation.reading import FAULTS
 
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "QOI")
@@ -74,17 +75,13 @@ def check_pixels(width: int, height: int) -> None:
 
 def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an array in NumPy's format, without reading its values."""
-    try:
+    with expecting(where, "arrays in NumPy's format", MemoryError, SyntaxError, TokenError, *FAULTS):
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read(stream)
-    except (MemoryError, SyntaxError, TokenError, *FAULTS) as error:
-        raise ValueError(f"{where} must hold arrays in NumPy's format: {error}") from error
     if kind.hasobject:
-        raise ValueError(
-            f"{where} holds Python objects in place of numbers; reading those would run what is in them: save it as a "
-            "plain array of numbers"
-        )
+        refuse(where, "numbers", found="Python objects", remedy="reading those would run what is in them: save it as "
+               "a plain array of numbers")  # fmt: skip
     check_array(shape, kind, where)
     return shape, kind
 
@@ -92,54 +89,64 @@ def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any
 def check_array(shape: Sequence[int], kind: np.dtype[Any], where: str) -> int:
     """The bytes of an array."""
     if len(shape) > _RANK or min(shape, default=0) < 0:
-        raise ValueError(f"{where}: expected at most {_RANK} extents, none negative, got {str(shape)[:80]}")
+        refuse(where, f"at most {_RANK} extents, none negative", found=str(shape)[:80])
     size = prod(shape) * kind.itemsize
     if size > most_array_bytes():
-        raise ValueError(
-            f"{where}: an array of {str(tuple(shape))[:80]} {kind} takes {size:,} bytes, at most "
-            f"{most_array_bytes():,} are read (CONFED_MOST_ARRAY_BYTES sets another bound)"
-        )
+        refuse(
+            where, f"at most {most_array_bytes():,} bytes (CONFED_MOST_ARRAY_BYTES sets another bound)",
+            found=f"an array of {str(tuple(shape))[:80]} {kind}, {size:,} bytes",
+        )  # fmt: skip
     return size
 
 
 def load_npy(file: Path) -> np.ndarray:
     """An ``.npy`` file's array; its size is compared with its header before memory is taken."""
-    try:
-        with file.open("rb") as stream:
-            shape, kind = array_header(stream, str(file))
-            if stream.tell() + prod(shape) * kind.itemsize > file.stat().st_size:
-                raise ValueError(f"{shape} {kind} announced, and the file ends before")
+    with expecting(file, "a complete .npy file", ValueError, OSError, EOFError), file.open("rb") as stream:
+        _check_complete(stream, "its header", file.stat().st_size)
         return np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{file} must be a complete .npy file: {error}") from error
+
+
+def npz_arrays(file: Path, forms: Mapping[str, tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    """Arrays of an ``.npz`` file by their declared dtypes and extents; equal names of extents are equal numbers."""
+    arrays = load_npz(existing(file), tuple(forms))
+    extents: dict[int | str, int] = {}
+    for name, (kind, *wanted) in forms.items():
+        if name not in arrays:
+            refuse(file, f"the arrays {', '.join(forms)}", found=", ".join(arrays) or "none")
+        check_form(f"{file}: {name}", arrays[name], kind, *(extents.get(one, one) for one in wanted))  # pyright: ignore[reportArgumentType]
+        extents |= dict(zip(wanted, arrays[name].shape, strict=True))
+    return arrays
 
 
 def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """The named arrays of an ``.npz`` file; those that it does not have are left out."""
-    try:
+    faults = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, *_UNPACKING)
+    with expecting(file, "a complete .npz file without objects", *faults):
         with zipfile.ZipFile(file) as archive:
             if len(archive.infolist()) > MOST_MEMBERS // 1000:
-                raise ValueError(f"at most {MOST_MEMBERS // 1000:,} arrays, got {len(archive.infolist()):,}")
+                refuse("an archive", f"at most {MOST_MEMBERS // 1000:,} arrays", found=len(archive.infolist()))
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if len(members) < len(archive.infolist()):  # which of them NumPy would read is not which was measured
-                raise ValueError("every array must have a name of its own; some have the same, with or without .npy")
+                refuse("an archive", "a name for every array", found="some twice, with or without .npy")
             for name in names:
                 if name in members:
-                    _check_member(archive, members[name], f"{file}, {name}")
+                    with archive.open(members[name]) as stream:
+                        _check_complete(stream, f"the header of {name}", members[name].file_size)
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names if name in members}
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, *_UNPACKING) as error:
-        raise ValueError(f"{file} must be a complete .npz file without objects: {error}") from error
 
 
-def _check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> None:
-    with archive.open(info) as stream:
-        shape, kind = array_header(stream, where)
-        if stream.tell() + prod(shape) * kind.itemsize > info.file_size:
-            raise ValueError(f"{where}: {shape} {kind} announced, and only {info.file_size:,} bytes are there")
+def _check_complete(stream: Any, where: object, size: int) -> None:
+    """Check that an array is as long as its header says."""
+    shape, kind = array_header(stream, str(where))
+    if stream.tell() + prod(shape) * kind.itemsize > size:
+        refuse(where, f"{shape} {kind}, as its header says", found=f"only {size:,} bytes")
 
 
 # Archives and HDF5 ------------------------------------------------------------------------------------------
+
+
+PLAIN_TAR = "a complete, uncompressed tar archive"
 
 
 def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInfo]:
@@ -147,15 +154,13 @@ def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInf
     size = file.stat().st_size
     for number, member in enumerate(archive):
         if number >= MOST_MEMBERS:
-            raise ValueError(f"{file}: expected at most {MOST_MEMBERS:,} files in an archive")
+            refuse(file, f"at most {MOST_MEMBERS:,} files in an archive", found="more")
         if not member.isfile():
             continue
         if member.issparse():
-            raise ValueError(
-                f"{file}: {member.name!r} is sparse: its size is not what is stored; pack it as a plain file"
-            )
+            refuse(file, "plain files", found=f"{member.name!r}, which is sparse", remedy="pack it as a plain file")
         if member.offset_data + member.size > size:
-            raise ValueError(f"{file}: ends inside {member.name!r}; is it cut off?")
+            refuse(file, f"all of {member.name!r}", found="its beginning", remedy="is it cut off?")
         yield member
 
 
@@ -166,8 +171,8 @@ def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
     """
     dataset = content[key]
     if not hasattr(dataset, "dtype"):
-        raise ValueError(f"{where}, {key}: expected an array, got a group")
+        refuse(f"{where}, {key}", "an array", found="a group")
     if dataset.file.filename != content.file.filename or dataset.external is not None or dataset.is_virtual:
-        raise ValueError(f"{where}, {key}: refers to another file; expected an array that is stored in this one")
+        refuse(f"{where}, {key}", "an array that is stored in this file", found="one that refers to another")
     check_array(dataset.shape[1:] if rows else dataset.shape, dataset.dtype, f"{where}, {key}")
     return dataset

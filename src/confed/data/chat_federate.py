@@ -21,6 +21,7 @@ from confed.data.owners import with_owner
 from confed.data.picture_files import HELD, PictureFiles
 from confed.data.picture_tables import Pictures
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.refusals import check_choice, refuse
 from confed.federation.ranges import BELOW_ONE
 
 # Clusters of pictures that look alike, by the colours of their parts ------------------------------------------
@@ -130,9 +131,9 @@ def share_conversations(
     """
     account.check_remains(len(records))
     if not records:
-        raise ValueError(f"{name}: expected conversations, found none")
+        refuse(name, "conversations", found="none")
     if not index:
-        raise ValueError(f"{name}: expected pictures in the conversations, found none")
+        refuse(name, "pictures in the conversations", found="none")
     _check_names(records)
     skew = options.skew
     has_clients = any(record.columns.get("client", "").strip() for record in records)
@@ -151,8 +152,8 @@ def share_conversations(
     whole = {key for key in column if key == partition or (column[key] != "").all()}
     keys = {key: column[key][owner] for key in column if key != "split" and key in whole}
     skews = {"answer": np.asarray(examples.answers), **keys}
-    if partition == "dirichlet" and skew not in skews:
-        raise ValueError(f"data.skew must be one of {', '.join(skews)}, columns that every line has; got {skew!r}")
+    if partition == "dirichlet":
+        check_choice("data.skew (a column that every line has)", skew, skews)
     pool = Pool(
         examples, roles[owner], column["place"][owner], keys, together[owner], skews.get(skew),
         unseen_roles=("train", "val", "test"), newcomers=tuple(keys),
@@ -173,7 +174,7 @@ def _check_names(records: Sequence[ChatRecord]) -> None:
     rows_by_name: dict[str, str] = {}
     for record in records:
         if (first := rows_by_name.setdefault(record.name, record.where)) != record.where:
-            raise ValueError(f"{record.where}: the id {record.name!r} is that of {first} already")
+            refuse(record.where, "an id of its own", found=f"{record.name!r}, that of {first} already")
 
 
 def _examples(
@@ -223,9 +224,7 @@ def _owned(
     others = [record for record in records if record.columns.get("place", "").strip() not in unseen]
     cells = [record.columns.get(partition, "") for record in others]
     if not any(map(str.strip, cells)):
-        raise ValueError(
-            f"{records[0].where}: partition {partition!r} needs a text as {partition!r}, and no line has one"
-        )
+        refuse(records[0].where, f"a text as {partition!r} for the partition {partition!r}", found="no line with one")
     owned = {id(record) for record in with_owner(others, cells, partition)}
     elsewhere = {id(record) for record in records} - {id(record) for record in others}
     record_ids = owned | elsewhere

@@ -28,6 +28,7 @@ from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
+from confed.data.refusals import refuse
 
 PLACEHOLDER = "<image>"
 _SPOKEN = ("question", "messages", "conversations", "prompt")
@@ -77,7 +78,7 @@ def chat_records(
     entries: list[tuple[str, dict[str, Any]]] = []
     for row, entry in read.rows:
         if not isinstance(entry, dict):
-            raise ValueError(f"{file}, row {row}: expected an object, got {entry!r:.80}")
+            refuse(f"{file}, row {row}", "an object", entry)
         entries.append((f"{file}, row {row}", entry))
     return records_of(entries, question, file.stem, account, fold_case)
 
@@ -119,7 +120,7 @@ def _check_encodable(turns: Sequence[Said]) -> None:
     for turn in turns:
         for piece in turn.parts:
             if piece and not piece.isascii() and any("\ud800" <= letter <= "\udfff" for letter in piece):
-                raise ValueError(f"expected Unicode as the text of the {turn.role}, got {piece!a:.80}")
+                refuse("a turn", f"Unicode as the text of the {turn.role}", found=f"{piece!a:.80}")
 
 
 def chat_record(entry: Mapping[str, Any], where: str, name: str) -> ChatRecord:

@@ -6,12 +6,13 @@ model that ignores it does not. The answers asked for stay as they are.
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from confed.data.refusals import check_choice
 from confed.federation.ownership import KEYS, MODALITIES
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ def controls_of(table: "Table") -> tuple[str, ...]:
 def controlled(table: "Table", batch_size: int, control: str, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
     """All rows in stored order, with the inputs of a control condition."""
     kind, _, modality = control.partition("_")
-    if modality not in KEYS or kind not in ("permuted", "blank"):
-        raise ValueError(f"a control is permuted_ or blank_ with one of {', '.join(MODALITIES)}, got {control!r}")
+    check_choice("a control", control, list(map("_".join, product(("permuted", "blank"), KEYS))))
     given = donors(table, modality, rng) if kind == "permuted" else None
     for batch in table.batches(batch_size):
         keys = [key for key in KEYS[modality] if key in batch]

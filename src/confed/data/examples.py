@@ -24,6 +24,7 @@ from confed.data.lazy import Lazy, NoTexts, Taken, shared_columns, take_rows
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
+from confed.data.refusals import check_form, check_length, check_rows
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
 from confed.data.table import Table
@@ -223,14 +224,11 @@ class Examples:
             types: the kind of each of the table's rows, such as its drawing style; None where there is one kind only.
         """
         m = len(table)
-        if rows.ndim != 1 or rows.dtype != np.int64:
-            raise ValueError(f"rows must be int64 of shape (N,), got {rows.dtype} {rows.shape}")
+        check_form("rows", rows, np.int64, "N")
         if pictures is None and table.texts is None:
             raise ValueError("multi-label examples need pictures or texts, got neither")
-        if pictures is not None and len(pictures) != m:
-            raise ValueError(f"pictures must be uint8 of shape ({m}, H, W, 3), got {pictures.dtype} {pictures.shape}")
-        if types is not None and len(types) != m:
-            raise ValueError(f"types must have one entry per row of the table ({m}), got {len(types)}")
+        for name, given in (("pictures", pictures), ("types", types)):
+            check_length(name, given, m, "row of the table")
         nothing, labels = NoTexts(len(rows)), Labels(table, rows)
         return Examples(
             NoPictures(m) if pictures is None else pictures, rows,
@@ -239,14 +237,12 @@ class Examples:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
-            raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
+        check_form("images", self.images, np.uint8, "M", "H", "W", 3)
         if self.labels is not None:  # made for each client whenever it is asked for: nothing walks through the rows
             return
         n = len(self.questions)
         for label, given in {"image_index": self.image_index, **self._columns}.items():
-            if given is not None and len(given) != n:
-                raise ValueError(f"{label} must have one entry per question ({n}), got {len(given)}")
+            check_length(label, given, n, "question")
         if self.conversations is not None:
             self._check_conversations(self.conversations)
         elif np.ndim(self.image_index) != 1 and np.shape(self.image_index)[1:] != (2,):
@@ -254,10 +250,8 @@ class Examples:
         if self.choices is not None and len({len(offered) for offered in self.choices}) > 1:
             raise ValueError("choices must offer as many texts with every question")
         shown = self.image_index[self._with_pictures()]
-        if len(shown) and not (int(shown.min()) >= 0 and int(shown.max()) < len(self.images)):
-            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {shown.max()}")
-        if self.regions is not None and len(self.regions) != len(self.images):
-            raise ValueError(f"regions must be those of {len(self.images)} pictures, got those of {len(self.regions)}")
+        check_rows("image_index", shown, len(self.images))
+        check_length("regions", self.regions, len(self.images), "picture")
         if self.sounds is not None or self.series is not None or self.present is not None:
             check_presence(self)
         has_text = None if self.present is None else self.present.get("text")
@@ -292,8 +286,7 @@ class Examples:
 
     def _check_conversations(self, conversations: Sequence[Conversation]) -> None:
         """Check that every conversation has its pictures."""
-        if np.ndim(self.image_index) != 2:
-            raise ValueError(f"image_index of conversations must have shape (N, P), got {np.shape(self.image_index)}")
+        check_form("image_index of conversations", self.image_index, None, "N", "P")
         for name, turns in zip(self.names, conversations, strict=True):
             if (count := pictures_shown(turns)) > self.image_index.shape[1]:
                 raise ValueError(
@@ -365,15 +358,12 @@ def check_presence(examples: Examples) -> None:
             raise ValueError(f"{name}_index must be given with its table, and only then")
         if table is None or index is None:
             continue
-        if index.shape != (n,):
-            raise ValueError(f"{name}_index must have one entry per question ({n}), got shape {index.shape}")
-        if n and not (int(index.min()) >= 0 and int(index.max()) < len(table)):
-            raise ValueError(f"{name}_index must lie in [0, {len(table)}), got up to {index.max()}")
+        check_form(f"{name}_index", index, None, n)
+        check_rows(f"{name}_index", index, len(table))
     declared: Mapping[str, np.ndarray] = examples.present or {}
     sort_modalities(declared, "present")
     for name, present in declared.items():
-        if present.shape != (n,) or present.dtype != np.bool_:
-            raise ValueError(f"present[{name!r}] must be bool of shape ({n},), got {present.dtype} {present.shape}")
+        check_form(f"present[{name!r}]", present, np.bool_, n)
     present_modalities = presence(examples)
     for column, name in enumerate(MODALITIES):
         if name in declared and (strange := np.flatnonzero(declared[name] & ~present_modalities[:, column])).size:

@@ -9,10 +9,22 @@ from typing import Any
 import numpy as np
 
 from confed.data.examples import Examples, Split
-from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
 from confed.data.options import Options
-from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
+from confed.data.partitions import (
+    Owners,
+    by_key,
+    dirichlet,
+    draw_preferences,
+    hold_out,
+    iid,
+    label_sets,
+    label_skew,
+    mirror,
+    quantity,
+    users_within,
+)
 from confed.data.ragged import Ragged
+from confed.data.refusals import check_choice, check_distinct
 
 ROLES = ("train", "val", "test")
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -220,12 +232,10 @@ class Pool:
 
 def federate(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, Examples]]:
     """The splits of every client, and the tests of the unseen scenes and of newcomers; see :func:`deal`."""
-    partition, unseen, roles = options.partition, list(options.unseen), pool.roles
-    if partition not in pool.partitions:
-        raise ValueError(f"partition must be one of {', '.join(pool.partitions)}, got {partition!r}")
-    strange = sorted(set(roles.tolist()) - {*ROLES, ""})
-    if strange:
-        raise ValueError(f"every row's role must be train, val, test or empty, got {strange[0]!r}")
+    partition, unseen, roles = options.partition or "", list(options.unseen), pool.roles
+    check_choice("partition", partition, pool.partitions)
+    for role in np.unique(roles).tolist():
+        check_choice("every row's role", role, (*ROLES, ""))
     scenes = np.full(len(roles), "") if pool.scenes is None else pool.scenes
     if unseen or pool.scenes is not None:
         check_distinct("unseen", options.unseen, sorted(set(scenes.tolist())))
@@ -264,13 +274,6 @@ def tests_held_out(roles: np.ndarray, clients: np.ndarray, together: np.ndarray,
         rows = np.flatnonzero((clients == name) & (roles == "train"))
         roles[rows[hold_out(together[rows], share, np.random.default_rng([4, number]))]] = "test"
     return roles
-
-
-def check_distinct(option: str, names: Sequence[str], valid: Iterable[str]) -> None:
-    """Check of an option that lists names, each once, out of the valid ones."""
-    valid = list(valid)
-    if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(valid):
-        raise ValueError(f"{option} must be distinct names out of {', '.join(valid)}, got {names!r}")
 
 
 def describe_splits(clients: Mapping[str, Split], unseen: Iterable[Examples] = ()) -> dict[str, str]:

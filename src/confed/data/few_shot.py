@@ -16,6 +16,7 @@ from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import Pool, federate, words
 from confed.data.options import Options
 from confed.data.picture_tables import Pictures
+from confed.data.refusals import check_distinct
 
 QUESTION = "what is it?"
 NEW = "new classes"
@@ -80,7 +81,7 @@ def few_shot(
     Test sets do not depend on the seed, which draws the shots.
     """
     base = _base(pool, new)
-    _check(pool, partition, shots, validation_shots, clients, base, unseen)
+    _check(pool, partition, clients, base, unseen)
     many = clients if partition in ("iid", "dirichlet") and not shots_in_total else 1
     domains = np.full(len(pool.labels), "all") if pool.domains is None else np.asarray(pool.domains)
     roles = _drawn(pool, domains, base, many, partition, shots, validation_shots, unseen, seed)
@@ -224,8 +225,6 @@ def _at_most(rows: np.ndarray, limit: int | None) -> np.ndarray:
 def _check(
     pool: ClassPool,
     partition: str,
-    shots: int | None,
-    validation_shots: int,
     clients: int,
     base: Sequence[int],
     unseen: Sequence[str],
@@ -233,11 +232,6 @@ def _check(
     """Check of options before anything is drawn."""
     if len(base) < 2:
         raise ValueError(f"dataset {pool.name!r} needs at least two base classes, got {len(base)}")
-    for label, value, least in (("validation_shots", validation_shots, 0), ("clients", clients, 1)):
-        if value < least:
-            raise ValueError(f"{label} must be at least {least}, got {value}")
-    if shots is not None and shots < 1:
-        raise ValueError(f"shots must be at least 1, or left out for all examples, got {shots}")
     if partition == "classes" and clients > len(base):
         raise ValueError(f"clients must be at most the {len(base)} base classes for partition 'classes', got {clients}")
     if partition == "domain" and pool.domains is None:
@@ -252,8 +246,7 @@ def _check(
             "asked about and never learned; leave it out, or let the training list have it"
         )
     domains = sorted({str(d) for d in pool.domains}) if pool.domains is not None else []
-    if strange := [place for place in unseen if place not in domains]:
-        raise ValueError(f"unseen must name domains out of {', '.join(domains) or 'none'}, got {strange[0]!r}")
+    check_distinct("unseen", unseen, domains)
 
 
 def _check_classes(pool: ClassPool) -> None:

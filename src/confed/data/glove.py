@@ -13,11 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.refusals import existing, refuse
+
 MISSING = 0.2
 """Share of a vocabulary that a file of word vectors may lack by default: names and misspelt words."""
 
 _LEAST = 2
 """Dimensions below which a first line is taken for something else, such as the header of another format."""
+
+
+_PUBLISHED = (
+    "Stanford's NLP group publishes the vectors as glove.6B.zip (Wikipedia and newswire, 50 to 300 dimensions) and "
+    "glove.840B.300d.zip (Common Crawl); unpack one and name the text file, or leave it out for embeddings that are "
+    "learned"
+)
 
 
 def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
@@ -26,12 +35,7 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
     Reading ends where all words are found; of a word that comes twice the first line counts.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(
-            f"no GloVe file at {path}: Stanford's NLP group publishes the vectors as glove.6B.zip (Wikipedia and "
-            "newswire, 50 to 300 dimensions) and glove.840B.300d.zip (Common Crawl); unpack one and name the text "
-            "file, or leave it out for embeddings that are learned"
-        )
+    existing(path, _PUBLISHED)
     wanted: dict[bytes, list[int]] = {}
     for row, word in enumerate(words):
         wanted.setdefault(word.encode(), []).append(row)
@@ -74,8 +78,6 @@ def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: floa
 
 def say_missing(text: str, lacking: Sequence[str], total: int, at_most: float, option: str) -> None:
     """Warning of missing items, once per process, and an error if there are too many."""
-    if not 0 <= at_most <= 1:
-        raise ValueError(f"{option} must lie in [0, 1], got {at_most}")
     if not lacking:
         return
     first = ", ".join(map(repr, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
@@ -97,9 +99,7 @@ def _width(line: bytes, path: Path) -> int:
     """The number of dimensions, from the first line."""
     width = len(line.split()) - 1
     if width < _LEAST or b" " not in line:
-        raise ValueError(
-            f"{path}, line 1: expected a word and its numbers, as in GloVe's text files, got {line.strip()[:40]!r}"
-        )
+        refuse(f"{path}, line 1", "a word and its numbers, as in GloVe's text files", line.strip()[:40])
     return width
 
 
@@ -110,7 +110,7 @@ def _check_spaced(line: bytes, width: int, path: Path, number: int) -> None:
             float(extra)
         except ValueError:
             return
-    raise ValueError(f"{path}, line {number}: expected a word and {width} numbers, got {len(line.split()) - 1}")
+    refuse(f"{path}, line {number}", f"a word and {width} numbers", found=len(line.split()) - 1)
 
 
 def _numbers(parts: Sequence[bytes], width: int, path: Path, number: int) -> np.ndarray:

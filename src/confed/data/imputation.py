@@ -20,6 +20,7 @@ from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
 from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.refusals import check_choice
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.seeding import generator
 from confed.data.targets import Kind
@@ -236,8 +237,7 @@ def _rates(given: Mapping[str, Any], where: str) -> Rates:
 
 
 def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
-    if value not in words:
-        raise ValueError(f"{where} must be one of {', '.join(words)}, got {value!r}")
+    check_choice(where, value, words)
     return value
 
 
@@ -266,8 +266,7 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
                 "pictures may"
             )
     for name, rates in missing.clients.items():
-        if name not in dataset.clients:
-            raise ValueError(f"data.missing names no client {name!r}; there are {', '.join(dataset.clients)}")
+        check_choice("a client of data.missing", name, dataset.clients)
         for modality in sort_modalities(rates.share, f"data.missing.{name}"):
             if modality not in owned[name]:
                 raise ValueError(f"data.missing.{name}.{modality}: the client owns {', '.join(owned[name])} only")

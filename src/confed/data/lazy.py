@@ -6,6 +6,8 @@ from typing import Generic, TypeVar, overload
 
 import numpy as np
 
+from confed.data.refusals import check_length
+
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
@@ -86,8 +88,7 @@ class Lazy(Mapping[str, Value]):
     def __init__(
         self, keys: Mapping[str, object], make: Callable[[str], Value], sizes: np.ndarray | None = None
     ) -> None:
-        if sizes is not None and sizes.shape != (len(keys),):
-            raise ValueError(f"sizes must have one entry per client ({len(keys)}), got the shape {sizes.shape}")
+        check_length("sizes", sizes, len(keys), "client")
         self._keys, self._make, self.sizes = keys, make, sizes
 
     def __len__(self) -> int:

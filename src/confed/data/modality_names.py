@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from confed.data.refusals import check_choice
 from confed.federation.ownership import MODALITIES
 
 
@@ -11,8 +12,7 @@ def sort_modalities(names: Iterable[str], where: str) -> tuple[str, ...]:
     """Modalities in the fixed order, each once."""
     given = list(names)
     for name in given:
-        if name not in MODALITIES:
-            raise ValueError(f"{where} names no modality {name!r}; there are {', '.join(MODALITIES)}")
+        check_choice(f"a modality of {where}", name, MODALITIES)
     return tuple(name for name in MODALITIES if name in given)
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from confed.data.picture_files import Check, PictureFiles
-from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_fields
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
+
+SOME_OF_ALL = Range(0, 1, above=True, below=True)
+"""A share that is something and leaves something."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class Options:
     clients: Annotated[int, AT_LEAST_ONE] = 4
     alpha: Annotated[float, POSITIVE] = 0.5
     sigma: Annotated[float, NOT_NEGATIVE] = 1.0
-    median: float = 16.0
-    largest: int = 80
-    minimum: int = 10
+    median: Annotated[float, POSITIVE] = 16.0
+    largest: Annotated[int, AT_LEAST_ONE] = 80
+    minimum: Annotated[int, NOT_NEGATIVE] = 10
     validation: Annotated[float, BELOW_ONE] = 0.0
     test_share: Annotated[float, BELOW_ONE] = 0.0
     max_train: Annotated[int | None, AT_LEAST_ONE] = None

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from confed.data.refusals import refuse
+
 Row = TypeVar("Row")
 
 OWNER_NAMES = (
@@ -43,7 +45,7 @@ def owner_text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{where}expected a text as {key!r}, got {value!r:.80}")
+        refuse(where or "a row", f"a text as {key!r}", value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

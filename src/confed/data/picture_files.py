@@ -10,21 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from unicodedata import normalize
 
 import numpy as np
 import torch
 
-from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
+from confed.data.bounded_files import PLAIN_TAR, check_pixels, hdf5_array, tar_members
 from confed.data.intake.identity import first_copies, first_copies_of_files
 from confed.data.intake.opening import read_picture
 from confed.data.intake.values import stored_name
 from confed.data.intake.walk import ENDINGS, visible
 from confed.data.pictures import Fit, current_fit, resize
 from confed.data.ragged import PackedTexts
+from confed.data.refusals import existing_folder, expecting, first_of, library, refuse
+from confed.federation.ranges import SHARE, check_value
 
 HELD = 1 << 28
 """Bytes of pictures that readers of people's own files keep in memory."""
@@ -46,8 +47,6 @@ class LazyPictures(ABC):
     advice = ""
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"image_size must be at least 1 pixel, got {size}")
         self.size = size
         self.fit: Fit = current_fit()
 
@@ -94,8 +93,7 @@ class NamedPictures(LazyPictures):
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(size)
-        if not source.exists():
-            raise ValueError(f"the pictures {source} do not exist")
+        first_of([source], "the pictures")
         self.source, self.names = source, names
 
     def __len__(self) -> int:
@@ -140,9 +138,10 @@ class PictureFiles(NamedPictures):
         unreadable: float = 0.01,
         check: Check = "decoded",
     ) -> None:
-        check_unreadable(unreadable, check)
         source, names = _below_one_folder(files) if below is None else (below, files)
         super().__init__(source, names if isinstance(names, PackedTexts) else PackedTexts.of(map(str, names)), size)
+        check_value(unreadable, Annotated[float, SHARE], "unreadable")
+        check_value(check, Check, "check")
         self.unreadable = unreadable
         self.check: Check = check
 
@@ -207,11 +206,9 @@ class TarPictures(NamedPictures):
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)
-        try:
+        with expecting(source, PLAIN_TAR, OSError, tarfile.TarError):
             status = source.stat()
             members = _members(source, status.st_mtime_ns, status.st_size)
-        except (OSError, tarfile.TarError) as error:
-            raise ValueError(f"{source}: expected a complete, uncompressed tar archive, got: {error}") from error
         spans = [members.get(normalize("NFC", name.removeprefix("./")), (0, 0)) for name in names]
         self._spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
 
@@ -220,7 +217,7 @@ class TarPictures(NamedPictures):
         with self.source.open("rb") as archive:
             for row in rows:
                 if not self.present(row):
-                    raise ValueError(f"picture {self.names[row]!r}: expected it in {self.source}")
+                    refuse(f"picture {self.names[row]!r}", f"it in {self.source}", found="none")
                 start, length = self._spans[row].tolist()
                 archive.seek(start)
                 picture = read_picture(archive.read(length), name=f"{self.source}:{self.names[row]}")
@@ -270,10 +267,7 @@ class Hdf5Pictures(NamedPictures):
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)
-        try:
-            self._h5py: Any = import_module("h5py")
-        except ImportError as error:
-            raise ValueError(f"reading {source} needs the package h5py: pip install h5py") from error
+        self._h5py = library("h5py", source, "data")
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
         try:
@@ -290,9 +284,7 @@ class Hdf5Pictures(NamedPictures):
             check_pixels(*stored.shape[bool(number) : 2 + bool(number)])
         picture = np.asarray(stored[int(number)] if number else stored[()])
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-            raise ValueError(
-                f"{self.source}, {key}: expected a picture (H, W, 3) of uint8, got {picture.dtype} {picture.shape}"
-            )
+            refuse(f"{self.source}, {key}", "a picture (H, W, 3) of uint8", found=f"{picture.dtype} {picture.shape}")
         return resize(picture, self.size, self.fit)
 
     def present(self, row: int) -> bool:
@@ -315,18 +307,9 @@ def open_pictures(source: Path, names: PackedTexts, size: int) -> NamedPictures:
     return PictureFiles(stored, size, below=source) if maker is None else maker(source, names, size)
 
 
-def check_unreadable(at_most: float, check: str) -> None:
-    """Check of the options ``unreadable`` and ``check``."""
-    if not 0 <= at_most <= 1:
-        raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
-    if check not in ("decoded", "present"):
-        raise ValueError(f"check must be decoded or present, got {check!r}")
-
-
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
     """The picture files of a folder by their names without ending."""
-    if not folder.is_dir():
-        raise ValueError(f"the folder of pictures {folder} does not exist")
+    existing_folder(folder)
     wanted = None if names is None else set(names)
     files: dict[str, Path] = {}
     for file in visible(folder, *ENDINGS):

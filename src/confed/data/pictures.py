@@ -10,8 +10,9 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
-from confed.data.bounded_files import tar_members
+from confed.data.bounded_files import PLAIN_TAR, tar_members
 from confed.data.intake.opening import read_picture
+from confed.data.refusals import check_choice, expecting, refuse
 
 Fit = Literal["squeeze", "crop", "pad"]
 """How a picture of other proportions becomes a square: squeezed, cropped at its middle, or between bars of grey."""
@@ -23,8 +24,7 @@ _fit: ContextVar[Fit] = ContextVar("fit", default="squeeze")
 @contextmanager
 def fitted(fit: Fit) -> Iterator[None]:
     """Context in which datasets are made whose pictures become squares in this way."""
-    if fit not in get_args(Fit):
-        raise ValueError(f"data.fit must be one of {', '.join(get_args(Fit))}, got {fit!r}")
+    check_choice("data.fit", fit, get_args(Fit))
     before = _fit.set(fit)
     try:
         yield
@@ -39,8 +39,6 @@ def current_fit() -> Fit:
 
 def resize(picture: np.ndarray, size: int, fit: Fit | None = None) -> np.ndarray:
     """The picture as a square, antialiased bicubic; a picture that has that size already is returned as is."""
-    if size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {size}")
     height, width = picture.shape[:2]
     if (height, width) == (size, size):
         return picture
@@ -65,8 +63,6 @@ def empty_table(count: int, size: int) -> np.ndarray:
     The memory behind it is channel-first, as models want it: turning the table into a (count, 3, size, size)
     tensor is then a view, and all clients of a dataset share one copy.
     """
-    if size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {size}")
     return np.zeros((count, 3, size, size), dtype=np.uint8).transpose(0, 2, 3, 1)
 
 
@@ -80,7 +76,7 @@ def read_folder(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
     """The named pictures of a folder, in that order, each uint8 (H, W, 3)."""
     for name in names:
         if Path(name).name != name:
-            raise ValueError(f"picture {name!r}: expected a file name inside {folder}, not a path")
+            refuse(f"picture {name!r}", f"a file name inside {folder}", found="a path")
         yield read_picture(folder / name)
 
 
@@ -89,13 +85,10 @@ def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
 
     Members are read in place; nothing is extracted to disk.
     """
-    try:
-        with tarfile.open(archive, "r:") as tar:
-            members = {member.name.removeprefix("./"): member for member in tar_members(tar, archive)}
-            for name in names:
-                stream = tar.extractfile(members[name]) if name in members else None
-                if stream is None:
-                    raise ValueError(f"picture {name!r}: expected it among the {len(members)} files of {archive}")
-                yield read_picture(stream.read(), name=f"{archive}:{name}")
-    except (OSError, tarfile.TarError) as error:
-        raise ValueError(f"{archive}: expected a complete, uncompressed tar archive, got: {error}") from error
+    with expecting(archive, PLAIN_TAR, OSError, tarfile.TarError), tarfile.open(archive, "r:") as tar:
+        members = {member.name.removeprefix("./"): member for member in tar_members(tar, archive)}
+        for name in names:
+            stream = tar.extractfile(members[name]) if name in members else None
+            if stream is None:
+                refuse(f"picture {name!r}", f"it among the {len(members)} files of {archive}", found="none")
+            yield read_picture(stream.read(), name=f"{archive}:{name}")

@@ -24,7 +24,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +31,7 @@ import numpy as np
 
 from confed.data.bounded_files import array_header, check_array, hdf5_array, load_npy, load_npz
 from confed.data.intake.walk import visible
+from confed.data.refusals import check_choice, check_finite, existing, expecting, library, refuse
 from confed.data.regions import grid_boxes
 from confed.federation.reading import FAULTS
 
@@ -69,13 +69,13 @@ def read_layout(path: Path) -> Iterator[PictureRegions]:
     if path.is_dir():
         files = visible(path, ".npz", ".npy")
         if not files:
-            raise ValueError(f"expected .npz or .npy files, one per picture, in {path}, found none")
+            refuse(path, ".npz or .npy files, one per picture", found="none")
         for file in files:
             yield _npz(file) if file.suffix == ".npz" else _npy(file)
     elif path.is_file() and path.suffix in _SUFFIXES:
         yield from _hdf5(path)
     else:
-        raise ValueError(f"features must be a folder with .npz or .npy files, or a file .h5 or .hdf5, got {path}")
+        refuse("features", "a folder with .npz or .npy files, or a file .h5 or .hdf5", found=path)
 
 
 # One file per picture ---------------------------------------------------------------------------------------
@@ -87,25 +87,22 @@ def _number(file: Path) -> int:
         stem = stem.removesuffix(ending)
     digits = re.search(r"(\d+)$", stem)
     if digits is None:
-        raise ValueError(f"{file}: expected a name that ends in the picture's number, such as 000000000009.npz")
+        refuse("features", "files whose names end in the picture's number, such as 000000000009.npz", found=file)
     return int(digits[1])
 
 
 def _npz(file: Path) -> PictureRegions:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            features, boxes = (_key(names, keys, file) for keys in (_FEATURES, _BOXES))
-            with archive.open(names[features]) as stream:
-                shape, _ = array_header(stream, str(file))
-            with archive.open(names[boxes]) as stream:
-                boxed, _ = array_header(stream, str(file))
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ValueError(f"{file} must be a complete .npz file: {error}") from error
+    faults = (zipfile.BadZipFile, OSError, EOFError)
+    with expecting(file, "a complete .npz file", *faults), zipfile.ZipFile(file) as archive:
+        names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        features, boxes = (_key(names, keys, file) for keys in (_FEATURES, _BOXES))
+        with archive.open(names[features]) as stream:
+            shape, _ = array_header(stream, str(file))
+        with archive.open(names[boxes]) as stream:
+            boxed, _ = array_header(stream, str(file))
     if len(shape) != 2 or len(boxed) != 2 or boxed[1] != 4 or boxed[0] not in shape:
-        raise ValueError(
-            f"{file}: expected {features!r} of shape (R, W) or (W, R) and {boxes!r} of shape (R, 4), got {shape} and "
-            f"{boxed}"
+        refuse(
+            file, f"{features!r} of shape (R, W) or (W, R) and {boxes!r} of shape (R, 4)", found=f"{shape} and {boxed}"
         )
     # openvqa's files have a region per column.
     turned = shape[0] != boxed[0]
@@ -123,7 +120,7 @@ def _npy(file: Path) -> PictureRegions:
     with file.open("rb") as stream:
         shape, _ = array_header(stream, str(file))
     if len(shape) not in (2, 3):
-        raise ValueError(f"{file}: expected features of shape (R, W), or a grid (W, h, w), got {shape}")
+        refuse(file, "features of shape (R, W), or a grid (W, h, w)", found=shape)
     if len(shape) == 3:
         width, rows, columns = shape
         boxes = grid_boxes(rows, columns)
@@ -141,7 +138,7 @@ def _npy(file: Path) -> PictureRegions:
 def _key(arrays: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
     present_keys = [key for key in keys if key in arrays]
     if not present_keys:
-        raise ValueError(f"{file}: expected an array {' or '.join(map(repr, keys))}, got {', '.join(arrays) or 'none'}")
+        refuse(file, f"an array {' or '.join(map(repr, keys))}", found=", ".join(arrays) or "none")
     return present_keys[0]
 
 
@@ -149,14 +146,9 @@ def _key(arrays: Mapping[str, Any], keys: Sequence[str], file: Path) -> str:
 
 
 def _hdf5(file: Path) -> Iterator[PictureRegions]:
-    try:
-        h5py: Any = import_module("h5py")
-    except ImportError as error:
-        raise ValueError(f"reading {file} needs the package h5py: pip install h5py") from error
-    try:
+    h5py = library("h5py", file, "data")
+    with expecting(file, "a complete HDF5 file", OSError):
         content = h5py.File(file, "r")
-    except OSError as error:
-        raise ValueError(f"{file} must be a complete HDF5 file: {error}") from error
     # It stays open as long as a picture of it may still be read.
     features = hdf5_array(content, _key(content, _FEATURES, file), str(file), rows=True)
     scaled = next((key for key in _BOXES if key in content), None)
@@ -164,9 +156,10 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
     ends = hdf5_array(content, "pos_boxes", str(file))[:] if "pos_boxes" in content else None
     if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1] or boxes.shape[-1] < 4:
         expected = "(M, R, W)" if ends is None else "(N, W)"
-        raise ValueError(
-            f"{file}: expected features of shape {expected} and as many boxes, of at least 4 numbers, got "
-            f"{features.shape} and {boxes.shape}"
+        refuse(
+            file,
+            f"features of shape {expected} and as many boxes, of at least 4 numbers",
+            found=f"{features.shape} and {boxes.shape}",
         )
     images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
     sizes: dict[str, np.ndarray] = {}
@@ -177,7 +170,7 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
         where = f"{file}, row {row}"
         at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
         if isinstance(at, slice) and not 0 <= at.start <= at.stop <= len(features):
-            raise ValueError(f"{where}: expected regions among 0 to {len(features)}, got {at.start} to {at.stop}")
+            refuse(where, f"regions among 0 to {len(features)}", found=f"{at.start} to {at.stop}")
 
         def read(row: int = row, at: Any = at, where: str = where) -> tuple[np.ndarray, np.ndarray]:
             corners = boxes[at][:, :4]
@@ -194,24 +187,18 @@ def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
     beside = file.with_name(f"{file.stem}_imgid2idx.json")
     key = next((key for key in _IDS if key in content), None)
     if key is None and not beside.is_file():
-        raise ValueError(
-            f"{file}: expected the pictures' numbers in 'image_ids', or beside it a JSON object {beside.name} that "
-            "maps them to rows (a .pkl file is not read: write it anew as JSON)"
-        )
+        expected = f"the pictures' numbers in 'image_ids', or a JSON object {beside.name} that maps them to rows"
+        refuse(file, expected, found="neither", remedy="a .pkl file is not read: write it anew as JSON")
     source = file if key is not None else beside
-    try:
+    with expecting(source, "the numbers of pictures (and their rows)", AttributeError, TypeError, ValueError):
         if key is not None:
             ids = [int(image) for image in content[key][:]]
             rows = list(range(len(ids)))
         else:
             given: dict[str, int] = json.loads(beside.read_text(encoding="utf-8"))
             ids, rows = [int(image) for image in given], [int(row) for row in given.values()]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{source}: expected the numbers of pictures (and their rows), got: {error}") from error
-    if len(ids) != count:
-        raise ValueError(f"{source}: expected the numbers of {count} pictures, got {len(ids)}")
     if sorted(rows) != list(range(count)):
-        raise ValueError(f"{source}: expected the rows 0 to {count - 1}, each once")
+        refuse(source, f"the numbers of {count} pictures, each in a row of its own", found=len(ids))
     return [image for _, image in sorted(zip(rows, ids, strict=True))]
 
 
@@ -241,8 +228,7 @@ def _fractions(boxes: np.ndarray, size: tuple[float, float] | None, where: str) 
 
 def _checked(features: np.ndarray, boxes: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     features, boxes = features.astype(np.float32), boxes.astype(np.float32)
-    if not np.isfinite(features).all():
-        raise ValueError(f"{where}: features must be finite numbers, got some that are not")
+    check_finite(f"{where}: features", features)
     if not ((boxes >= -_MARGIN) & (boxes <= 1 + _MARGIN)).all():
         raise ValueError(f"{where}: boxes must lie inside the picture, got {boxes.min():g} to {boxes.max():g} of it")
     return features, boxes.clip(0, 1)
@@ -315,8 +301,7 @@ def write_regions(
 ) -> None:
     """Writing of a region file row by row, for any number of pictures; it and its index appear only when complete."""
     kinds = {"float16": "F16", "float32": "F32"}
-    if precision not in kinds:
-        raise ValueError(f"precision must be float16 or float32, got {precision!r}")
+    check_choice("precision", precision, kinds)
     m, kind = len(index.images), _KINDS[kinds[precision]]
     sizes = (m * index.regions * index.width * kind.itemsize, m * index.regions * 16)
     entries = {
@@ -382,41 +367,32 @@ def _filled(values: np.ndarray, rows: int, width: int, kind: np.dtype) -> np.nda
 
 
 def _read_index(file: Path) -> RegionIndex:
-    if not file.is_file():
-        raise ValueError(f"expected the index of region features at {file}, found none")
-    try:
+    existing(file)
+    with expecting(file, "an index of region features", *FAULTS, remedy="write it anew"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format must be {_FORMAT}, got {content['format']}")
+        check_choice("its format", content["format"], [_FORMAT])
         images: Sequence[int] = content["images"]
         return RegionIndex(
             tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]
         )
-    except FAULTS as error:
-        raise ValueError(f"{file} must be an index of region features: {repr(error)[:300]}") from error
 
 
 def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
     """Kind, shape and first byte of the two tables."""
-    if not file.is_file():
-        raise ValueError(f"expected region features at {file}, found none")
-    with file.open("rb") as stream:
-        try:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            entries = json.loads(stream.read(length))
-            start, end = 8 + length, 0
-            layout: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
-            for name in ("features", "boxes"):
-                if not all(type(extent) is int for extent in entries[name]["shape"]):
-                    raise ValueError(f"{name} must have a shape of whole numbers, got {entries[name]['shape']!r:.80}")
-                kind, (first, last) = _KINDS[entries[name]["dtype"]], entries[name]["data_offsets"]
-                if type(first) is not int or type(last) is not int or not 0 <= first <= last:
-                    raise ValueError(f"{name} must have two offsets, got {first!r:.80} and {last!r:.80}")
-                layout[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
-        except (struct.error, MemoryError, *FAULTS) as error:  # fmt: skip
-            raise ValueError(f"{file} must be a safetensors file of region features: {repr(error)[:300]}") from error
+    faults = (struct.error, MemoryError, *FAULTS)
+    with existing(file).open("rb") as stream, expecting(file, "a safetensors file of region features", *faults):
+        (length,) = struct.unpack("<Q", stream.read(8))
+        entries = json.loads(stream.read(length))
+        start, end = 8 + length, 0
+        layout: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
+        for name in ("features", "boxes"):
+            kind, (first, last) = _KINDS[entries[name]["dtype"]], entries[name]["data_offsets"]
+            whole = all(type(number) is int for number in (first, last, *entries[name]["shape"]))
+            if not whole or not 0 <= first <= last:
+                refuse(name, "a shape and two offsets in whole numbers", entries[name])
+            layout[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
     if file.stat().st_size < end:
-        raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")
+        refuse(f"{file} is cut off", f"{end} bytes", found=file.stat().st_size)
     return layout
 
 

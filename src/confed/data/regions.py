@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from confed.data.refusals import check_finite, check_form, check_same
+
 
 class Regions(Protocol):
     """Regions of M pictures, in memory or read when they are asked for."""
@@ -52,15 +54,9 @@ class HeldRegions:
     encoder: str = ""
 
     def __post_init__(self) -> None:
-        if self.features.ndim != 3:
-            raise ValueError(f"features of regions must have shape (M, R, W), got {self.features.shape}")
-        if self.boxes.shape != (*self.features.shape[:2], 4):
-            raise ValueError(
-                f"boxes must have shape {(*self.features.shape[:2], 4)} to go with features "
-                f"{self.features.shape}, got {self.boxes.shape}"
-            )
-        if not np.isfinite(self.features).all():
-            raise ValueError("features of regions must be finite numbers, got some that are not")
+        check_form("features of regions", self.features, None, "M", "R", "W")
+        check_form("boxes of regions", self.boxes, None, *self.features.shape[:2], 4)
+        check_finite("features of regions", self.features)
         if not ((self.boxes >= 0) & (self.boxes <= 1)).all():
             raise ValueError("boxes must lie in [0, 1] of the picture, got some that do not")
 
@@ -87,9 +83,7 @@ def grid_boxes(rows: int, columns: int) -> np.ndarray:
 
 def join(parts: Sequence[HeldRegions]) -> HeldRegions:
     """The regions of several picture tables, one behind the other; of other numbers of regions, padded with zeros."""
-    kinds = {(features.shape[2], features.encoder) for features in parts}
-    if len(kinds) > 1:
-        raise ValueError(f"regions can be put together if width and encoder agree, got {sorted(kinds)}")
+    check_same("width and encoder of regions", [(features.shape[2], features.encoder) for features in parts])
     most = max(features.shape[1] for features in parts)
 
     def padded(values: np.ndarray) -> np.ndarray:

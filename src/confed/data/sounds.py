@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from confed.data.ragged import Ragged, end_to_end, joined
+from confed.data.refusals import check_form, check_length, check_same
 
 _FULL = 32768.0
 """The int16 value that stands for 1."""
@@ -27,14 +28,12 @@ class Sounds(Ragged):
     origin: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if self.values.dtype != np.int16 or self.values.ndim != 1:
-            raise ValueError(f"samples must be int16 of shape (T,), got {self.values.dtype} {self.values.shape}")
+        check_form("samples", self.values, np.int16, "T")
         if self.rate < 1:
             raise ValueError(f"the sample rate must be at least 1 Hz, got {self.rate}")
         super().__post_init__()
         self.check_filled("sound")
-        if self.origin is not None and self.origin.shape != (len(self),):
-            raise ValueError(f"origin must have one entry per recording ({len(self)}), got {self.origin.shape}")
+        check_length("origin", self.origin, len(self), "recording")
 
     def independent(self, rows: np.ndarray) -> int:
         """Number of different recordings among the given ones."""
@@ -47,19 +46,15 @@ class Sounds(Ragged):
     @staticmethod
     def join(tables: "Sequence[Sounds]") -> "Sounds":
         """Recordings of several tables one behind the other."""
-        rates = sorted({table.rate for table in tables})
-        if len(rates) > 1:
-            raise ValueError(f"recordings must have one rate to be put together, got {', '.join(map(str, rates))}")
+        check_same("sample rates", [table.rate for table in tables])
         return joined([replace(table, origin=None) for table in tables])
 
 
 def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int, names: Sequence[str]) -> Sounds:
     """Recordings as a table of one rate; that some had another one is said once."""
     each = [rates] * len(clips) if isinstance(rates, int) else list(rates)
-    if len(each) != len(clips) or len(names) != len(clips):
-        raise ValueError(
-            f"there must be a rate and a name for each of {len(clips)} clips, got {len(each)}, {len(names)}"
-        )
+    check_length("rates", each, len(clips), "clip")
+    check_length("names", names, len(clips), "clip")
     parts: list[np.ndarray] = []
     for name, clip, clip_rate in zip(names, clips, each, strict=True):
         if clip.ndim != 1 or not len(clip):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from confed.data.picture_tables import StoredPictures
 from confed.data.ragged import joined
+from confed.data.refusals import check_same, refuse
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.sounds import Sounds
 from confed.data.targets import SoftTargets, SparseLabels
@@ -311,20 +312,12 @@ def _pictures(table: Tensor | StoredPictures, numbers: Tensor) -> Tensor:
 def concatenate_tables(tables: Sequence[Table]) -> Table:
     """All rows of several tables as one; what they share is not copied."""
     present = [table.present for table in tables if table.present is not None]
-    if 0 < len(present) < len(tables):
-        raise ValueError(
-            f"tables put together must all say what their examples have, or none; {len(present)} of {len(tables)} do"
-        )
     soft = [table.targets for table in tables if table.targets is not None]
-    if 0 < len(soft) < len(tables):
-        raise ValueError(
-            f"tables put together need annotators' answers of all tables, or of none, got {len(soft)} of {len(tables)}"
-        )
+    for what, having in (("what examples have", present), ("annotators' answers", soft)):
+        if 0 < len(having) < len(tables):
+            refuse("tables put together", f"{what} of all, or of none", found=f"those of {len(having)}")
     names = tables[0].columns.keys()
-    if other := next((table for table in tables if table.columns.keys() != names), None):
-        raise ValueError(
-            f"tables put together must have the same columns, got {', '.join(names)} and {', '.join(other.columns)}"
-        )
+    check_same("columns of tables", [frozenset(table.columns) for table in tables])
     columns: dict[str, Tensor] = {}
     for name in names:
         columns[name] = torch.cat([table.columns[name] for table in tables])

@@ -17,6 +17,7 @@ from torch import Tensor
 from confed.data.chat import Conversation
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.ragged import Ragged, multi_hot
+from confed.data.refusals import check_same
 from confed.metrics.vqa import soft_targets
 
 Kind = Literal["answers", "captions", "labels", "conversations"]
@@ -152,8 +153,7 @@ class SoftTargets:
     @classmethod
     def join(cls, parts: Sequence["SoftTargets"]) -> "SoftTargets":
         """Several one behind the other."""
-        if len({targets.width for targets in parts}) > 1:
-            raise ValueError(f"soft scores must be over as many answers, got {[targets.width for targets in parts]}")
+        check_same("widths of soft scores", [targets.width for targets in parts])
         most = max(targets.labels.shape[1] for targets in parts)
         pad = torch.nn.functional.pad
         labels = [pad(targets.labels, (0, most - targets.labels.shape[1]), value=targets.width) for targets in parts]

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from confed.data.ragged import Ragged, joined
+from confed.data.refusals import check_finite, check_form, check_same
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +22,8 @@ class Series(Ragged):
 
     def __post_init__(self) -> None:
         k = len(self.channels)
-        if self.values.dtype != np.float32 or self.values.ndim != 2 or self.values.shape[1] != k or k == 0:
-            raise ValueError(
-                f"values of {k} channels must be float32 of shape (S, {k}), with at least one channel, got "
-                f"{self.values.dtype} {self.values.shape}"
-            )
-        if not np.isfinite(self.values).all():
-            raise ValueError("values of series must be finite numbers, got some that are not")
+        check_form(f"values of {k} channels", self.values, np.float32, "S", k or "at least one channel")
+        check_finite("values of series", self.values)
         super().__post_init__()
         self.check_filled("series")
 
@@ -38,9 +34,7 @@ class Series(Ragged):
     @staticmethod
     def join(tables: "Sequence[Series]") -> "Series":
         """Series of several tables one behind the other."""
-        kinds = sorted({table.channels for table in tables})
-        if len(kinds) > 1:
-            raise ValueError(f"series must have the same channels to be put together, got {', '.join(map(str, kinds))}")
+        check_same("channels of series", [table.channels for table in tables])
         return joined(tables)
 
     def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> "Series":

@@ -2,7 +2,7 @@
 
 Below ``root``: ``pairs/`` with shards (``.tar`` or ``.parquet``, see :mod:`confed.data.caption_files.shards`);
 ``texts/`` and ``documents/`` with JSON lines (``.jsonl`` or ``.jsonl.zst``, see
-:mod:`confed.data.caption_files.texts`); the documents' pictures in ``documents/images.tar`` or ``documents/images/``.
+:mod:`confed.data.caption_files.shards`); the documents' pictures in ``documents/images.tar`` or ``documents/images/``.
 Files are read in the order of their names and row by row; pictures stay in them until a batch asks for them.
 """
 
@@ -14,24 +14,32 @@ from typing import Annotated, Self
 
 import numpy as np
 
-from confed.data.caption_files.records import Piece
-from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
-from confed.data.caption_files.texts import NearDuplicates, chunks, story_lines, text_lines
+from confed.data.caption_files.captions import Piece
+from confed.data.caption_files.shards import (
+    NearDuplicates,
+    Place,
+    ShardPictures,
+    chunks,
+    shard_pairs,
+    story_lines,
+    text_lines,
+)
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.walk import visible
 from confed.data.options import Options
 from confed.data.partitions import iid
 from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.ragged import PackedTexts
+from confed.data.refusals import refuse
 from confed.data.seeding import generator
-from confed.datasets.picture_captions import kind_of, known_words, to_describe
+from confed.datasets.picture_captions import check_training_left, kind_of, known_words, to_describe
 from confed.datasets.reader import reader
-from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, SHARE
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE
 from confed.metrics.captions import caption_words
 
 
 @reader(
-    "root * clients mixture words turns near_duplicates most validation test_share public min_count shots image_size "
+    "root * clients mixture words turns most validation test_share public min_count shots image_size "
     "unreadable check seed",
     things="pictures", validation=0.02, test_share=0.1,
 )  # fmt: skip
@@ -40,7 +48,6 @@ def caption_corpus(
     mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
     words: Annotated[int, AT_LEAST_ONE] = 20,
     turns: Annotated[int, AT_LEAST_ONE] = 3,
-    near_duplicates: Annotated[float, SHARE] = 0.8,
     most: Annotated[int, AT_LEAST_ONE] = 100_000,
     public: Annotated[float, BELOW_ONE] = 0.0,
     min_count: Annotated[int, AT_LEAST_ONE] = 5,
@@ -57,8 +64,6 @@ def caption_corpus(
         mixture: shares of texts, of pictures with captions and of documents in every training batch.
         words: longer texts are cut into pieces of so many words; pictures whose captions are longer are left out.
         turns: most pictures with their texts of a document; longer ones are cut.
-        near_duplicates: similarity from which on a text, a caption or a document is left out because an earlier one is
-            nearly the same; 0 keeps all.
         most: most texts, pictures and documents, each, that are read. Their words are kept in memory, pictures are not.
         validation: share of each client's pictures held out for validation, chosen by the seed.
         public: share of the pictures whose captions, and of the texts that, no client gets (``confed data prepare
@@ -71,13 +76,9 @@ def caption_corpus(
         check: see :class:`confed.data.picture_files.NamedPictures`.
         seed: see ``validation``.
     """
-    if options.validation + options.test_share >= 1:
-        raise ValueError(
-            "validation and test_share must leave pictures to train on, got "
-            f"{options.validation} and {options.test_share}"
-        )
+    check_training_left(options)
     root = options.folder
-    corpus = _read(root, words, turns, most, near_duplicates)
+    corpus = _read(root, words, turns, most)
     pictures = _pictures(root, corpus, options.image_size)
     pictures.unreadable, pictures.check = options.unreadable, options.check
     owners, free = _owners(corpus, options.clients, public)
@@ -85,7 +86,7 @@ def caption_corpus(
     facts = {
         "origin": f"{len(corpus.captions)} pictures with captions, {len(corpus.texts)} texts, {len(corpus.documents)} "
         f"documents of {root}",
-        "near duplicates": f"{corpus.duplicates} left out" if near_duplicates else "kept",
+        "near duplicates": f"{corpus.duplicates} left out",
         "long captions": f"{corpus.long} pictures with captions of more than {words} words left out",
         "public": f"{len(free)} texts that no client has" if free else "none",
     }
@@ -193,38 +194,34 @@ def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple
     return [turn for turn in parts if turn]
 
 
-def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus:
+def _read(root: Path, words: int, turns: int, most: int) -> _Corpus:
     """All files below the root, each once and row by row."""
     corpus = _Corpus()
-    seen = NearDuplicates(near) if near else None
-
-    def new(text: str) -> bool:
-        return seen is None or seen.is_new(text)
-
+    seen = NearDuplicates()
     pairs = root / "pairs"
     shards = visible(pairs, ".tar", ".parquet") if pairs.is_dir() else []
     if not shards:
-        raise ValueError(f"caption_corpus: expected shards of pictures with captions in {root / 'pairs'}, found none")
+        refuse("caption_corpus", f"shards of pictures with captions in {root / 'pairs'}", found="none")
     for shown in islice(chain.from_iterable(shard_pairs(file) for file in shards), most):
         if len(caption_words(shown.caption)) > words:
             corpus.long += 1
-        elif new(shown.caption):
+        elif seen.is_new(shown.caption):
             corpus.places.append(shown.place)
             corpus.names.append(f"{shown.place.file.stem}/{shown.name}")
             corpus.captions.append(shown.caption)
     texts = chain.from_iterable(text_lines(file) for file in _lines(root / "texts"))
     for _, text in islice(texts, most):
-        if new(text):
+        if seen.is_new(text):
             corpus.texts += chunks(text, words)
     numbers: dict[str, int] = {}
     for story in islice(chain.from_iterable(story_lines(file) for file in _lines(root / "documents")), most):
         parts = turns_of(story.pieces, words, turns)
-        if parts and new(" ".join(text for _, text in chain.from_iterable(parts))):
+        if parts and seen.is_new(" ".join(text for _, text in chain.from_iterable(parts))):
             for part_turns in parts:
                 places = [numbers.setdefault(name, len(numbers)) if name else -1 for name, _ in part_turns]
                 corpus.documents.append([Turn(p, text) for p, (_, text) in zip(places, part_turns, strict=True)])
     corpus.named = list(numbers)
-    corpus.duplicates = 0 if seen is None else seen.dropped
+    corpus.duplicates = seen.dropped
     return corpus
 
 
@@ -259,7 +256,7 @@ def _divided(
     held = round(options.validation * len(pairs))
     validation, train = np.sort(order[:held]), np.sort(order[held:])
     if not len(train) or shots > len(train):
-        raise ValueError(f"{client!r} has {len(train)} pictures to train on, which are too few: take fewer clients")
+        refuse(client, f"{max(shots, 1)} pictures to train on", found=len(train), remedy="take fewer clients")
     shift = len(corpus.places)
     turns: list[list[Turn]] = []
     for row in documents.tolist():

@@ -20,6 +20,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.tables import ENDINGS, check_columns
 from confed.data.intake.values import find_picture
 from confed.data.intake.walk import ROLES, visible
+from confed.data.refusals import refuse
 from confed.datasets.reader import reader
 
 
@@ -66,9 +67,10 @@ def _files(folder: Path, names: Sequence[str]) -> list[Path]:
     for endings in ((".jsonl", ".json"), ENDINGS):
         files = files or [file for file in listed if file.suffix.lower() in endings]
     if not files:
-        raise ValueError(
-            f"chat_records: expected files of conversations (.jsonl or .json; .csv, .tsv or .parquet) in {folder}, "
-            "found none"
+        refuse(
+            "chat_records",
+            f"files of conversations (.jsonl or .json; .csv, .tsv or .parquet) in {folder}",
+            found="none",
         )
     return files
 

@@ -20,6 +20,7 @@ from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.picture_files import NamedPictures
 from confed.data.ragged import PackedTexts
+from confed.data.refusals import check_apart, first_of, refuse
 from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 _FACTS = {
@@ -70,15 +71,14 @@ def coco(
         image_size: side of the pictures in pixels.
         seed: see ``validation`` and ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a category is none of the list, a picture is in both parts (as 2014's
-            test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a category is none of the list, a picture is in both parts (as
+    2014's test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
     folder = options.folder
     groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
     bare = [name for name, group in groups.items() if not group]
     if level == "supercategory" and bare:
-        raise ValueError(f"level supercategory needs one of every category, and {bare[0]!r} has none in {train}")
+        refuse(train, "a supercategory of every category for this level", found=f"none of {bare[0]!r}")
     labels = tuple(groups) if level == "category" else tuple(dict.fromkeys(groups.values()))
     accounts = {split: Account() for split in (train, test) if split}
 
@@ -107,10 +107,7 @@ def coco(
         central, shown = read(test)
         same = _same_ids(table, central)
         both = [name for name, row, other in same if np.array_equal(pictures[row], shown[other])]
-        if both:
-            raise ValueError(
-                f"coco: {len(both)} pictures are in train ({train}) and in test ({test}), {min(both)!r} is one"
-            )
+        check_apart("pictures", both, both)
         if same:  # numbers of their own in each file
             central = replace(central, names=PackedTexts.of(f"{test}-{name}" for name in central.names))
             accounts[test].used = {f"{test}-{name}": row for name, row in accounts[test].used.items()}
@@ -133,14 +130,8 @@ def _same_ids(table: MultiLabelTable, other: MultiLabelTable) -> list[tuple[str,
 
 def _annotations(root: Path, split: str) -> Path:
     places = [folder / f"instances_{split}.json" for folder in (root, root / "annotations")]
-    for file in places:
-        if file.is_file():
-            return file
-    raise ValueError(f"coco: expected the objects of split {split!r} at {places[1]} or {places[0]}, found neither")
+    return first_of(places, f"the objects of split {split!r}")
 
 
 def _pictures(root: Path, split: str) -> Path:
-    for place in (root / split, root / "images", root / "images.tar"):
-        if place.exists():
-            return place
-    raise ValueError(f"coco: expected the pictures of split {split!r} in {root / split}, images/ or images.tar of it")
+    return first_of([root / split, root / "images", root / "images.tar"], f"the pictures of split {split!r}")

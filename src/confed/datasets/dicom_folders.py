@@ -15,9 +15,10 @@ import numpy as np
 from confed.data.bounded_files import check_array
 from confed.data.chat_federate import ChatOptions
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
+from confed.data.intake.class_table import ClassPartition, class_rows, federate_classes
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import PictureFiles
+from confed.data.refusals import expecting, library
 from confed.datasets.reader import reader
 
 _AXES = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "H": (2, 1), "F": (2, -1)}
@@ -77,8 +78,8 @@ class DicomPictures(PictureFiles):
 
     def opened(self, row: int) -> np.ndarray:
         file, frame = self.file(row), int(self.names[row].rpartition("#")[2])
-        with decoding(file, "a DICOM picture"):
-            content = medical_library("pydicom").dcmread(file)
+        with expecting(file, "a DICOM picture", Exception):
+            content = library("pydicom", file, "medical").dcmread(file)
             check_array((int(content.Rows), int(content.Columns), 3), np.dtype(np.float64), str(file))
             pixels = import_module("pydicom.pixels").pixel_array(content, index=frame)
             return _upright(_shown_pixels(content, pixels, self.window), content)
@@ -86,10 +87,10 @@ class DicomPictures(PictureFiles):
 
 def _header(file: Path) -> Any:
     """What a file says of its pixels; nothing where it cannot be read, which the check of pictures says."""
-    library, tags = medical_library("pydicom"), ["PatientID", "NumberOfFrames", "BurnedInAnnotation"]
+    pydicom, tags = library("pydicom", file, "medical"), ["PatientID", "NumberOfFrames", "BurnedInAnnotation"]
     try:
-        return library.dcmread(file, stop_before_pixels=True, specific_tags=tags)
-    except (OSError, library.errors.InvalidDicomError):
+        return pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+    except (OSError, pydicom.errors.InvalidDicomError):
         return {}
 
 

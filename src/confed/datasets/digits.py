@@ -13,23 +13,24 @@ some clues one number word is another than it should be, or is not there. What c
 others are right is the share of those, and somewhat more, as a misheard clue may be right by chance.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from confed.data.bounded_files import load_npz
+from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
-from confed.data.label_partitions import label_counts, label_shares
+from confed.data.intake.stream import json_object
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
+from confed.data.partitions import label_counts, label_shares
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import end_to_end
+from confed.data.refusals import check_choice, check_length, check_rows, existing_folder, expecting
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
 from confed.datasets.reader import reader
@@ -38,6 +39,11 @@ from confed.federation.ranges import AT_LEAST_ONE, SHARE, Range
 # Files of digits as pictures and recordings; digits describes them --------------------------------------------
 
 _LAYOUT = "expected audio.npz, images.npz and meta.json"
+_AUDIO = {
+    "digit": (None, "N"), "speaker": (None, "N"), "take": (None, "N"), "offsets": (None, "N + 1"),
+    "waveform": (np.int16, "T"),
+}  # fmt: skip
+_IMAGES = {"digit": (None, "M"), "images": (np.uint8, "M", "H", "W")}
 
 
 @dataclass(frozen=True)
@@ -56,32 +62,17 @@ class DigitFiles:
 
 def read_digits(root: Path) -> DigitFiles:
     """The files, checked."""
-    if not root.is_dir():
-        raise ValueError(f"digits: no data at {root}: the folder does not exist; {_LAYOUT}")
-    audio = _arrays(root / "audio.npz", ("waveform", "offsets", "digit", "speaker", "take"))
-    images = _arrays(root / "images.npz", ("images", "digit"))
+    existing_folder(root, _LAYOUT)
+    audio, images = npz_arrays(root / "audio.npz", _AUDIO), npz_arrays(root / "images.npz", _IMAGES)
     meta = root / "meta.json"
-    try:
-        content: Any = json.loads(meta.read_text(encoding="utf-8"))
+    content = json_object(meta, ("sample_rate", "speakers"))
+    with expecting(meta, "sample_rate and speakers with names", ValueError, KeyError, TypeError):
         rate, speakers = int(content["sample_rate"]), tuple(str(entry["name"]) for entry in content["speakers"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"digits: {meta} must give sample_rate and speakers with names, got: {error!r}") from error
-    n, pictures = len(audio["digit"]), images["images"]
-    shapes = {name: audio[name].shape for name in ("speaker", "take", "offsets")}
-    if shapes != {"speaker": (n,), "take": (n,), "offsets": (n + 1,)} or audio["waveform"].dtype != np.int16:
-        raise ValueError(f"digits: {root / 'audio.npz'} must have int16 waveform and {n} recordings, got {shapes}")
-    if pictures.dtype != np.uint8 or pictures.ndim != 3 or len(pictures) != len(images["digit"]):
-        raise ValueError(
-            f"digits: {root / 'images.npz'} must have uint8 images (M, H, W) and M digits, got {pictures.dtype} "
-            f"{pictures.shape} and {len(images['digit'])} digits"
-        )
+    pictures = images["images"]
+    check_length("offsets", audio["offsets"], len(audio["digit"]) + 1, "recording and one more")
     for file, values in (("audio.npz", audio["digit"]), ("images.npz", images["digit"])):
-        if len(values) and int(values.max()) >= 10:
-            raise ValueError(f"digits: {root / file}: digits must be 0 to 9, got {values.max()}")
-    if n and int(audio["speaker"].max()) >= len(speakers):
-        raise ValueError(
-            f"digits: {meta} names {len(speakers)} speakers, audio.npz has number {audio['speaker'].max()}"
-        )
+        check_rows(f"{root / file}: digits", values, len(DIGITS))
+    check_rows(f"{root / 'audio.npz'}: speakers", audio["speaker"], len(speakers))
     offsets = audio["offsets"].astype(np.int64)
     return DigitFiles(
         pictures,
@@ -93,14 +84,6 @@ def read_digits(root: Path) -> DigitFiles:
         speakers,
         rate,
     )
-
-
-def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    try:
-        content = load_npz(file, names)
-        return {name: content[name] for name in names}
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"digits: {file} must be an npz file with {', '.join(names)}, got: {error}") from error
 
 
 # Text clues to digits, such as "two less than nine", with misheard words --------------------------------------
@@ -203,8 +186,7 @@ def digits(
     source = read_digits(Path(root))
     if unseen is None:
         unseen = "theo" if "theo" in source.speakers else source.speakers[-1]
-    if unseen not in source.speakers:
-        raise ValueError(f"unseen must be one of {', '.join(source.speakers)}, got {unseen!r}")
+    check_choice("unseen", unseen, source.speakers)
     sizes = {role: options.size(role) for role in _ROLES}
     counts = _counts(sizes, options.alpha if split == "dirichlet" else None)
     pictures = _deal_pictures(source, counts, label_counts(test, np.ones(10)), seed)

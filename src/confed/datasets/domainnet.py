@@ -8,20 +8,21 @@ folder ``splits/``. FedDAT (AAAI 2024, table 1) uses a down-sampled version with
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import Pool, check_distinct, federate, floors, words
+from confed.data.federate import Pool, federate, floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.options import Options
 from confed.data.picture_files import PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.refusals import check_distinct, existing, existing_folder, left_for_clients, read_text, refuse
 from confed.datasets.reader import reader
+from confed.federation.ranges import Range, check_value
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 QUESTION = "what is it?"
@@ -76,15 +77,12 @@ def domainnet(
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: chooses validation pictures, and training pictures under ``max_train``; test sets are the same for all.
 
-    Raises:
-        ValueError: a list or a picture is missing or damaged, a line is malformed or contradicts another, a class or
-            domain is unknown, or an option is out of range.
+    Raises ``ValueError``: a list or a picture is missing or damaged, a line is malformed or contradicts another, a
+    class or domain is unknown, or an option is out of range.
     """
     check_distinct("unseen", unseen, DOMAINS)
     check_distinct("domains", domains, DOMAINS)
-    chosen = tuple(domain for domain in domains or DOMAINS if domain not in unseen)
-    if not chosen:
-        raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(unseen)}")
+    chosen = tuple(left_for_clients(domains or DOMAINS, unseen))
     root, account = options.folder, Account()
     listed = _read(root, (*chosen, *unseen), account)
     shown = _classes(classes, listed, chosen)
@@ -94,7 +92,7 @@ def domainnet(
     for domain in (*chosen, *unseen):
         role = "test" if domain in unseen else "train"
         if not ((where == domain) & (roles == role)).any():
-            raise ValueError(f"domainnet: {domain} has no {role} picture of the classes {', '.join(shown)}")
+            refuse(domain, f"a {role} picture of the classes {', '.join(shown)}", found="none")
     examples = Examples(
         options.pictures([root / row.path for row in rows]),
         np.arange(len(rows)),
@@ -122,8 +120,7 @@ def domainnet(
 
 def _read(root: Path, domains: Sequence[str], account: Account) -> list[_Row]:
     """All lines of the lists, domain by domain, training before test."""
-    if not root.is_dir():
-        raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
+    existing_folder(root)
     numbers: dict[str, int] = {}
     seen: set[str] = set()
     rows: list[_Row] = []
@@ -132,11 +129,9 @@ def _read(root: Path, domains: Sequence[str], account: Account) -> list[_Row]:
             file = _list(root, domain, role)
             for where, row in _lines(file, domain, role):
                 if numbers.setdefault(row.name, row.label) != row.label:
-                    raise ValueError(
-                        f"{where}: expected the label {numbers[row.name]} that {row.name!r} had before, got {row.label}"
-                    )
+                    refuse(where, f"the label {numbers[row.name]} that {row.name!r} had before", found=row.label)
                 if row.path in seen:
-                    raise ValueError(f"{where}: expected every picture once, got {row.path} again")
+                    refuse(where, "every picture once", found=f"{row.path} again")
                 seen.add(row.path)
                 rows.append(row)
                 account.rows[str(file)] = account.rows.get(str(file), 0) + 1
@@ -150,27 +145,17 @@ def _list(root: Path, domain: str, role: str) -> Path:
 
 def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
     """The rows of one list, each with where it stands."""
-    if not file.is_file():
-        raise ValueError(
-            f"domainnet: the list {file} is missing; expected are <domain>_train.txt and <domain>_test.txt in the "
-            "root or its folder splits"
-        )
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: expected text in UTF-8, got: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    existing(file, "lists are <domain>_train.txt and <domain>_test.txt in the root or its folder splits")
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{file} line {number}"
         path, _, label = line.strip().rpartition(" ")
         parts = path.split("/")
         if len(parts) != 3 or not all(parts) or {".", ".."} & set(parts) or not label.isascii() or not label.isdigit():
-            raise ValueError(f'{where}: expected "domain/class/file.jpg label", got {line.strip()[:80]!r}')
-        if parts[0] != domain:
-            raise ValueError(f"{where}: expected a picture of {domain}, got {path!r}")
-        if int(label) >= LABELS:
-            raise ValueError(f"{where}: expected a label in 0..{LABELS - 1}, got {label}")
+            refuse(where, '"domain/class/file.jpg label"', line.strip()[:80])
+        if parts[0] != domain or int(label) >= LABELS:
+            refuse(where, f"a picture of {domain} and a label in 0..{LABELS - 1}", line.strip()[:80])
         yield where, _Row(domain, role, path, parts[1], int(label), number)
 
 
@@ -178,20 +163,11 @@ def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequenc
     """The classes that are shown, in the order of their official numbers."""
     label = {row.name: row.label for row in rows}
     if isinstance(wanted, int):
-        if not 2 <= wanted <= LABELS:
-            raise ValueError(f"classes must lie between 2 and {LABELS}, got {wanted}")
         counts = Counter(row.name for row in rows if row.role == "train" and row.domain in domains)
-        if len(counts) < wanted:
-            raise ValueError(f"classes must be at most {len(counts)}, all that the training lists have, got {wanted}")
+        check_value(wanted, Annotated[int, Range(2, len(counts))], "classes (of the training lists)")
         chosen = sorted(counts, key=lambda name: (-counts[name], name))[:wanted]
     else:
-        if isinstance(wanted, str) or len(set(wanted)) < max(2, len(wanted)):
-            raise ValueError(f"classes must be a number or at least two distinct names, got {wanted!r}")
-        for name in wanted:
-            if name not in label:
-                near = get_close_matches(name, label, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"classes: no list has the class {name!r}{hint}")
+        check_distinct("classes", wanted, label, least=2)
         chosen = list(wanted)
     return tuple(sorted(chosen, key=lambda name: label[name]))
 
@@ -202,10 +178,7 @@ def _narrowed(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> li
     used = np.unique(np.concatenate([examples.image_index for examples in parts]))
     needed = [files.file(i) for i in used.tolist()]
     for i, file in zip(used.tolist(), needed, strict=True):
-        if not file.is_file():
-            raise ValueError(
-                f"{_list(root, rows[i].domain, rows[i].role)} line {rows[i].line}: the picture {file} is missing"
-            )
+        existing(file, f"it stands in {_list(root, rows[i].domain, rows[i].role)} line {rows[i].line}")
     table = files.of(needed)
     return [
         replace(examples, images=table, image_index=np.searchsorted(used, examples.image_index)) for examples in parts

@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.bounded_files import load_npz
+from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples
 from confed.data.federate import Pool
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
 from confed.data.options import Options
 from confed.data.pictures import empty_table, fill_table, read_folder
+from confed.data.refusals import existing, existing_folder, expecting, first_of, refuse
 from confed.datasets.reader import Reading, reader
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
@@ -88,9 +89,7 @@ def easy_vqa(options: Options) -> Reading:
     examples, roles, colors = _examples(parts, options.image_size)
     for name, answer in zip(examples.names, examples.answers, strict=True):
         if answer not in vocabulary:
-            raise ValueError(
-                f"question {name!r}: the answer {answer!r} is none of the {len(vocabulary)} in answers.txt"
-            )
+            refuse(f"question {name!r}", f"one of the {len(vocabulary)} answers in answers.txt", answer)
     published = (
         f"{(roles == 'train').sum()} train and {(roles == 'test').sum()} test questions about {len(examples.images)} "
         f"pictures, {len(vocabulary)} answers"
@@ -176,7 +175,7 @@ def settle_colors(
             if all(_agrees(*pair, color, shape) for pair in pairs):
                 colors_left.add(color)
         if not colors_left:
-            raise ValueError(f"picture {number}: no colour and shape agree with its {len(pairs)} answers")
+            refuse(f"picture {number}", f"a colour and shape that agree with its {len(pairs)} answers", found="none")
         possible.append(sorted(colors_left))
     if all(len(fits) == 1 for fits in possible):
         return [fits[0] for fits in possible]
@@ -188,7 +187,7 @@ def settle_colors(
     for number, (fits, picture) in enumerate(zip(possible, pictures, strict=True)):
         candidates = [color for color in fits if len(fits) == 1 or color in centre]
         if not candidates:
-            raise ValueError(f"picture {number}: its colour is one of {fits}, and no other picture settles which")
+            refuse(f"picture {number}", f"another that settles which of {fits} its colour is", found="none")
         distance: dict[str, float] = {}
         for color in candidates:
             distance[color] = float(np.linalg.norm(foreground(picture) - centre[color])) if len(fits) > 1 else 0.0
@@ -215,34 +214,28 @@ def _find(root: Path) -> tuple[Path, bool]:
         if any((base / role).is_dir() for role in _ROLES):
             _require(*(base / role / "questions.json" for role in _ROLES))
             return base, False
-    where = "the folder does not exist" if not root.is_dir() else "neither train/questions.json nor images.npz is there"
-    raise ValueError(f"easy_vqa: no data at {root}: {where}; {_LAYOUTS}")
+    refuse(existing_folder(root, _LAYOUTS), "train/questions.json or images.npz", found="neither", remedy=_LAYOUTS)
 
 
 def _require(*files: Path) -> None:
     for file in files:
-        if not file.is_file():
-            raise ValueError(f"easy_vqa: the file {file} is missing; {_LAYOUTS}")
+        existing(file, _LAYOUTS)
 
 
 def _vocabulary(base: Path) -> tuple[str, ...]:
-    file = next((at for at in (base / "answers.txt", base.parent / "answers.txt") if at.is_file()), None)
-    if file is None:
-        raise ValueError(f"easy_vqa: the file {base / 'answers.txt'} is missing; {_LAYOUTS}")
+    file = first_of([base / "answers.txt", base.parent / "answers.txt"], "the answers", _LAYOUTS)
     answers = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
     if not answers or len(set(answers)) < len(answers):
-        raise ValueError(f"{file}: expected distinct answers, one per line, got {len(answers)} lines")
+        refuse(file, "distinct answers, one per line", found=f"{len(answers)} lines")
     return answers
 
 
 def _read_published(folder: Path) -> _Part:
     """One split as published; picture numbers are those of the sorted image ids."""
     file = folder / "questions.json"
-    try:
+    with expecting(file, "a list of [question, answer, image id]", ValueError, TypeError):
         rows = json.loads(file.read_text(encoding="utf-8"))
         triples = [(str(question), str(answer), int(image)) for question, answer, image in rows]
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file}: expected a list of [question, answer, image id], got: {error}") from error
     ids = sorted({image for _, _, image in triples})
     index = {image: position for position, image in enumerate(ids)}
     pictures = list(read_folder(folder / "images", [f"{image}.png" for image in ids]))
@@ -252,14 +245,12 @@ def _read_published(folder: Path) -> _Part:
         pairs[index[image]].append((text, answer))
         name, where = f"{folder.name}-{number}", f"{file}, row {number + 1}"
         questions.append(_Question(text, answer, question_type(text, answer), name, index[image], where))
-    try:
+    with expecting(file, "answers that settle colours", ValueError, remedy="pictures are counted in order of ids"):
         return _Part(pictures, settle_colors(pairs, pictures), questions)
-    except ValueError as error:
-        raise ValueError(f"{file} (pictures counted in order of their ids): {error}") from error
 
 
 def _read_packed(base: Path) -> dict[str, _Part]:
-    pictures = _npz(base / "images.npz")
+    pictures = npz_arrays(base / "images.npz", {role: (np.uint8, role, "H", "W", 3) for role in _ROLES})
     parts = {role: _Part(pictures[role], [""] * len(pictures[role]), []) for role in _ROLES}
     images, file = base / "images.jsonl", base / "questions.jsonl.gz"
     for number, row in read_jsonl(images, ("split", "image_index", "color")):
@@ -267,9 +258,7 @@ def _read_packed(base: Path) -> dict[str, _Part]:
     for role, role_rows in parts.items():
         for number, color in enumerate(role_rows.colors):
             if color not in COLORS:
-                raise ValueError(
-                    f"{images}: {role} picture {number}: expected a colour out of {', '.join(COLORS)}, got {color!r}"
-                )
+                refuse(f"{images}: {role} picture {number}", f"a colour out of {', '.join(COLORS)}", color)
     for number, row in read_jsonl(file, ("question_id", "split", "image_index", "question", "answer", "type")):
         where = f"{file}, row {number}"
         text, answer, kind, name = (str(row[key]) for key in ("question", "answer", "type", "question_id"))
@@ -277,24 +266,13 @@ def _read_packed(base: Path) -> dict[str, _Part]:
     return parts
 
 
-def _npz(file: Path) -> dict[str, np.ndarray]:
-    try:
-        archive = load_npz(file, _ROLES)
-        pictures = {role: archive[role] for role in _ROLES}
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{file}: expected an npz archive with arrays 'train' and 'test', got: {error}") from error
-    for role, array in pictures.items():
-        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
-            raise ValueError(f"{file}: {role} must be uint8 of shape (M, H, W, 3), got {array.dtype} {array.shape}")
-    return pictures
-
-
 def _member(parts: Mapping[str, _Part], row: Mapping[str, Any], where: str) -> _Part:
     """The split that a row belongs to, once its picture number is known to be valid."""
     role_rows, number = parts.get(str(row["split"])), row["image_index"]
     if role_rows is None or not isinstance(number, int) or not 0 <= number < len(role_rows.pictures):
-        raise ValueError(
-            f"{where}: expected a picture of train ({len(parts['train'].pictures)}) or test "
-            f"({len(parts['test'].pictures)}), got {row['split']!r} {number!r}"
+        refuse(
+            where,
+            f"a picture of train ({len(parts['train'].pictures)}) or test ({len(parts['test'].pictures)})",
+            found=f"{row['split']!r} {number!r}",
         )
     return role_rows

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +21,17 @@ from confed.data.chat_files import ChatRecord, as_list, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.opening import read_picture
-from confed.data.intake.tables import COLUMNS, check_columns
+from confed.data.intake.tables import COLUMNS, check_columns, check_header
 from confed.data.intake.values import find_file
 from confed.data.intake.walk import ROLES
 from confed.data.ml_files.integrity import check_share
 from confed.data.pictures import empty_table, resize
+from confed.data.refusals import check_distinct, expecting, library, refuse
 from confed.data.tables import Tables, undecoded
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE
+
+_LAYOUTS = "columns image, question and answer, or messages, conversations, or prompt and completion"
 
 
 @reader(
@@ -119,7 +121,7 @@ class PictureTable:
         if content is None and isinstance(path, str) and path:
             content = self._read(path) or path.encode()  # which cannot be decoded, and is counted with those
         if not isinstance(content, bytes):
-            raise ValueError(f"{where}: expected a picture, got {picture!r:.80}")
+            refuse(where, "a picture", picture)
         name = sha256(content).hexdigest()
         if name not in self.index:
             try:
@@ -152,31 +154,22 @@ def _splits(source: str | Tables, revision: str, config: str, wanted: Sequence[s
     """Split -> its rows, pictures not decoded."""
     name = source.name if isinstance(source, Tables) else source
     splits = dict(source.splits) if isinstance(source, Tables) else _loaded(source, revision, config)
-    if missing := [split for split in wanted if split not in splits]:
-        raise ValueError(f"{name!r} has the splits {', '.join(splits)}, got data.splits with {missing[0]!r}")
+    check_distinct(f"data.splits of {name!r}", wanted, splits)
     return {split: undecoded(rows) for split, rows in splits.items() if not wanted or split in wanted}
 
 
 def _loaded(source: str, revision: str, config: str) -> dict[str, Any]:
     """The splits of a data set of the hub or of a folder."""
-    try:
-        library: Any = import_module("datasets")
-    except ImportError as error:
-        raise ValueError(
-            "the dataset 'hub' needs the package datasets: pip install '.[hub]' -c constraints.txt"
-        ) from error
+    hub_library = library("datasets", "the dataset 'hub'", "hub")
     folder = Path(source).expanduser()
     written = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    try:
-        loaded = (
-            library.load_from_disk(str(folder))
-            if written
-            else library.load_dataset(
-                str(folder) if folder.is_dir() else source, config or None, revision=revision or None
-            )
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, library.exceptions.DatasetsError) as error:
-        raise ValueError(f"no data set could be read from {source!r}: {' '.join(str(error).split())[:300]}") from error
+    faults = (OSError, ValueError, KeyError, RuntimeError, hub_library.exceptions.DatasetsError)
+    with expecting(repr(source), "a data set that can be read", *faults, remedy="is it there?"):
+        if written:
+            loaded = hub_library.load_from_disk(str(folder))
+        else:
+            name = str(folder) if folder.is_dir() else source
+            loaded = hub_library.load_dataset(name, config or None, revision=revision or None)
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
@@ -185,17 +178,13 @@ def _entries(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Rows of a split with their pictures in the table; beyond ``most`` they are drawn from the whole split."""
     column_names = rows.column_names
-    if missing := [name for name in mapped.values() if name not in column_names]:
-        raise ValueError(f"{where}: data.columns names {missing[0]!r}, and there are {', '.join(column_names)}")
+    check_header(where, mapped.values(), column_names)
     by_column = table.anywhere or "split" in mapped  # otherwise rows have the role of their split
     columns_read = [key for key in COLUMNS if key != "split" or by_column]
     names = {key: mapped.get(key, key) for key in columns_read if mapped.get(key, key) in column_names}
     if not question and not {"question", "messages", "conversations", "prompt"} & set(names):
-        raise ValueError(
-            f"{where}: expected columns image, question and answer, or messages, conversations, or prompt and "
-            f"completion; got {', '.join(column_names)}: name them in data.columns, such as "
-            f"{{question = {column_names[0]!r}}}"
-        )
+        remedy = f"name them in data.columns, such as {{question = {column_names[0]!r}}}"
+        refuse(where, _LAYOUTS, found=", ".join(column_names), remedy=remedy)
     labels = {key: getattr(rows.features[name], "int2str", None) for key, name in names.items()}
     account.rows[where] = len(rows)
     chosen = range(len(rows)) if len(rows) <= most else np.random.default_rng(0).permutation(len(rows))[:most]

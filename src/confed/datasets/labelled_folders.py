@@ -16,12 +16,11 @@ Then::
     confed run prompts_scenes data.name=labelled_folders data.root=DIR model.template="a photo of a {}."
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -29,14 +28,18 @@ from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot, with_other_sets
 from confed.data.intake.account import Account, settled
 from confed.data.intake.identity import joined_groups, note_copies, united_by, warn_of_sides
+from confed.data.intake.stream import json_object
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.intake.walk import ROLES, in_classes, role_of
+from confed.data.options import SOME_OF_ALL, Options
 from confed.data.owners import owner_text, with_owner
-from confed.data.picture_files import check_unreadable, open_pictures
+from confed.data.picture_files import open_pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.registry import register_dataset
+from confed.data.refusals import existing_folder, first_of, refuse
+from confed.datasets.reader import reader
+from confed.federation.ranges import NOT_NEGATIVE
 
 
 class _Row(NamedTuple):
@@ -55,39 +58,35 @@ class _Row(NamedTuple):
     united: tuple[str, ...] = ()
 
 
-@register_dataset
+@reader(
+    "root partition * split_file pictures domains class_key domain_key shots validation_shots shots_in_total "
+    "test_share validation new offer clients alpha unseen others others_key max_test fold_case unreadable image_size "
+    "in_memory seed",
+    things="examples",
+    clients=10, alpha=0.1,
+    test_share=Annotated[float, SOME_OF_ALL, 0.2],
+)  # fmt: skip
 def labelled_folders(
-    root: Path | str,
+    options: Options,
     partition: PartitionOfClasses = "dirichlet",
-    *,
     split_file: str = "",
     pictures: str = "",
     domains: bool = False,
     class_key: str = "label",
     domain_key: str = "domain",
-    shots: int | None = 8,
-    validation_shots: int = 4,
+    shots: Annotated[int | None, NOT_NEGATIVE] = 8,
+    validation_shots: Annotated[int, NOT_NEGATIVE] = 4,
     shots_in_total: bool = False,
-    test_share: float = 0.2,
-    validation: float = 0.0,
     new: NewClasses = "half",
     offer: Offer = "base",
-    clients: int = 10,
-    alpha: float = 0.1,
-    unseen: tuple[str, ...] = (),
     others: tuple[str, ...] = (),
     others_key: str = "label",
-    max_test: int | None = None,
     fold_case: bool = False,
-    unreadable: float = 0.01,
-    image_size: int = 224,
     in_memory: bool = True,
-    seed: int = 0,
 ) -> FederatedDataset:
     """Pictures of one's own with one class each; class names are folders' names in lower case, with spaces.
 
-    Args:
-        root: see the module.
+    Options:
         partition: "iid", "dirichlet" (skew of classes), "classes" (each client has classes of its own) or "domain".
         split_file: name of CoOp's split file below ``root``.
         pictures: folder below ``root`` that the paths of the split file begin in.
@@ -106,7 +105,6 @@ def labelled_folders(
             come later in the alphabet.
         offer: among which classes clients' examples are classified.
         clients: number of clients, but for "domain".
-        alpha: concentration of "dirichlet".
         unseen: domains that no client trains on.
         others: further folders of one of these forms, or CoOp's split files beside their pictures: data sets that no
             client trains on, whose test pictures are asked about among their own classes.
@@ -114,25 +112,16 @@ def labelled_folders(
         max_test: most test examples per client and place.
         fold_case: whether classes that differ in case alone are one, spelled as most are.
         unreadable: share of the pictures that may be left out because they cannot be read.
-        image_size: side of the pictures in pixels; other proportions are squeezed.
         in_memory: decode all chosen pictures once and keep them.
         seed: draws the shots.
 
-    Raises:
-        ValueError: the folder has none of these forms, a file is malformed, a role is unknown, a class has no test
-            example or too few for its shots, or an option is out of range.
+    Raises ``ValueError``: the folder has none of these forms, a file is malformed, a role is unknown, a class has no
+    test example or too few for its shots, or an option is out of range.
     """
-    folder = Path(root)
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
-    if not 0 < test_share < 1:
-        raise ValueError(f"test_share must lie in (0, 1), got {test_share}")
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation must lie in [0, 1), got {validation}")
-    check_unreadable(unreadable, "decoded")
-    validation = 0.0 if shots else validation
+    image_size, test_share = options.image_size, options.test_share
+    validation = 0.0 if shots else options.validation
     account = Account()
-    source, rows = _read(folder, split_file, pictures, domains, class_key, domain_key, account, fold_case)
+    source, rows = _read(options.folder, split_file, pictures, domains, class_key, domain_key, account, fold_case)
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
         account = account.keep([row.path for row in rows], f"no {domain_key}")
@@ -140,8 +129,8 @@ def labelled_folders(
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
-        shots_in_total=shots_in_total, new=new, offer=offer, clients=clients,
-        alpha=alpha, unseen=unseen, max_test=max_test, facts=facts, seed=seed,
+        shots_in_total=shots_in_total, new=new, offer=offer, clients=options.clients, alpha=options.alpha,
+        unseen=options.unseen, max_test=options.max_test, facts=facts, seed=options.seed,
     )  # fmt: skip
     elsewhere: list[ClassPool] = []
     for path in map(Path, others):
@@ -149,7 +138,7 @@ def labelled_folders(
         read = _read(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
         elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0, Account()))
     dataset = settled(dataset, account, "beyond the shots or max_test")
-    dataset = with_other_sets(dataset, elsewhere, max_test)
+    dataset = with_other_sets(dataset, elsewhere, options.max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
 
@@ -168,9 +157,7 @@ def _pool(
     first_role = dict[str, str]()
     for row in rows:
         if first_role.setdefault(row.path, row.role) != row.role:
-            raise ValueError(
-                f"{name}: each picture must have one role, got {row.path!r} as {first_role[row.path]} and as {row.role}"
-            )
+            refuse(row.where, f"the role {first_role[row.path]} of {row.path!r}, as before", row.role)
     place = {label: number for number, label in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
     images = open_pictures(source, PackedTexts.of(row.path for row in rows), image_size)
@@ -245,14 +232,11 @@ def _listed(
     folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str, account: Account
 ) -> tuple[Path, Path, list[_Row]]:
     """The source of pictures, what lists them, and all rows."""
-    if not folder.is_dir():
-        raise ValueError(f"labelled_folders: expected a folder, found none at {folder}")
+    existing_folder(folder)
     if split_file:
         return folder / pictures, folder / split_file, list(_of_split_file(folder / split_file))
     if (folder / "labels.jsonl").is_file():
-        source = next((p for p in (folder / "images.tar", folder / "images") if p.exists()), None)
-        if source is None:
-            raise ValueError(f"labelled_folders: expected pictures in {folder / 'images'} or images.tar, found neither")
+        source = first_of([folder / "images.tar", folder / "images"], "the pictures")
         return source, folder / "labels.jsonl", list(_of_lines(folder / "labels.jsonl", class_key, domain_key, account))
     paths, walked = in_classes(folder, 2 + domains)
     for why, left in walked.left.items():
@@ -264,7 +248,7 @@ def _listed(
         rows.append(_Row(path, path, below[int(domains)], role, below[0] if domains else ""))
     if not rows:
         form = "domain/class/picture" if domains else "class/picture"
-        raise ValueError(f"labelled_folders: expected {form}, labels.jsonl or data.split_file in {folder}, found none")
+        refuse("labelled_folders", f"{form}, labels.jsonl or data.split_file in {folder}", found="none")
     return folder, folder, rows
 
 
@@ -279,27 +263,22 @@ def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> 
         given = entry.get(class_key)
         label = plain_text(given[0] if isinstance(given, list) and len(given) == 1 else given)
         if label is None:
-            raise ValueError(f"{where}: expected the name of a class in {class_key!r}, got {given!r:.80}")
+            refuse(where, f"the name of a class in {class_key!r}", given)
         if not label:
             account.leave("no class", where)
             continue
-        domain, path = owner_text(entry, domain_key, f"{where}: "), plain_path(str(entry["image"]))
+        domain, path = owner_text(entry, domain_key, where), plain_path(str(entry["image"]))
         yield _Row(where, path, label, role, domain, united=united_by(entry))
 
 
 def _of_split_file(file: Path) -> Iterator[_Row]:
     """Rows of CoOp's split file."""
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be a readable JSON file: {error}") from error
-    if not isinstance(content, dict) or not {"train", "test"} <= content.keys():
-        raise ValueError(f"{file} must have the lists train, val and test of [path, number, name]")
+    content = json_object(file, ("train", "test"))
     row = 0
     for role, listed in content.items():
         for number, entry in enumerate(listed if isinstance(listed, list) else [listed], start=1):
             fits = isinstance(entry, list) and [type(field) for field in entry] == [str, int, str]
             if role not in ROLES or not fits:
-                raise ValueError(f"{file}, {role}, entry {number}: expected [path, number, name], got {entry!r:.80}")
+                refuse(f"{file}, {role}, entry {number}", "[path, number, name]", entry)
             row += 1
             yield _Row(f"{file}, row {row}", plain_path(entry[0]), entry[2], ROLES[role], number=entry[1])

@@ -48,7 +48,7 @@ from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
 from confed.data.picture_files import NamedPictures, open_pictures
-from confed.data.vl_files.records import Distinct
+from confed.data.refusals import Distinct, existing, first_of, refuse
 from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 
@@ -87,10 +87,9 @@ def labelled_pictures(
         check: as for :func:`confed.datasets.coco_labels.coco`.
         seed: see ``validation`` and ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a line has no picture, another one's picture or an unknown split
-            (names it), a label is not in ``labels.txt`` (the first few are listed, with
-            their counts), there is no label at all, too many pictures cannot be read, or an option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a line has no picture, another one's picture or an unknown split
+    (names it), a label is not in ``labels.txt`` (the first few are listed, with their counts), there is no label at
+    all, too many pictures cannot be read, or an option is out of range.
     """
     folder = options.folder
     listed = folder / "labels.txt"
@@ -105,7 +104,7 @@ def labelled_pictures(
     chosen = options.partition or ("user" if has_users else "iid")
     if chosen == "user":
         if not has_users:
-            raise ValueError(f"partition 'user' needs a {user_key} of pictures, and {folder / 'labels.jsonl'} has none")
+            refuse(folder / "labels.jsonl", f"a {user_key} of pictures for the partition 'user'", found="none")
         records = with_owner(records, [record.user for record in records], user_key)
         account = account.keep([record.name for record in records], f"no {user_key}")
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
@@ -115,7 +114,7 @@ def labelled_pictures(
     bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
     whole = build_table(bare, labels)[""]
     if not whole.labels:
-        raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
+        refuse(folder / "labels.jsonl", f"labels on some picture, or in {listed}", found="none")
     source = _source(folder) if layout == "lines" else folder
     table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
@@ -155,16 +154,13 @@ def _records(
 ) -> list[LabelRecord]:
     """The lines, each with a picture of its own and a known split."""
     file = folder / "labels.jsonl"
-    if not file.is_file():
-        raise ValueError(
-            f"labelled_pictures: expected labels.jsonl, and images/ or images.tar, in {folder}, found no {file}"
-        )
+    existing(file, "labelled_pictures reads labels.jsonl, and images/ or images.tar")
     read = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels)
     records, distinct = list(read), Distinct("image")
     account.check_remains(len(records))
     for record in records:
         if not record.picture:
-            raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
+            refuse(record.where, "a picture's name as 'image'", found="none")
         # A picture on two lines, which an id allows, could train and be tested on at once.
         distinct.add(str(PurePosixPath(record.picture)), file, record.row)
         role_of(record.split, record.where)
@@ -172,7 +168,4 @@ def _records(
 
 
 def _source(folder: Path) -> Path:
-    for place in (folder / "images.tar", folder / "images"):
-        if place.exists():
-            return place
-    raise ValueError(f"labelled_pictures: expected the pictures in {folder / 'images'} or images.tar, found neither")
+    return first_of([folder / "images.tar", folder / "images"], "the pictures")

@@ -14,9 +14,10 @@ import numpy as np
 from confed.data.bounded_files import check_array
 from confed.data.chat_federate import ChatOptions
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import ClassPartition, class_rows, decoding, federate_classes, medical_library
+from confed.data.intake.class_table import ClassPartition, class_rows, federate_classes
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import PictureFiles
+from confed.data.refusals import expecting, library, refuse
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE
 
@@ -59,7 +60,7 @@ def nifti_slices(
 
     Raises ``ValueError``: nibabel is not installed, the table is missing or faulty, or too many files cannot be read.
     """
-    medical_library("nibabel")
+    library("nibabel", "nifti_slices", "medical")
     folder, rows, names = how.folder, list[Any](), list[str]()
     for row in class_rows(folder, table, how.columns):
         rows += [row] * slices
@@ -93,13 +94,13 @@ class NiftiSlices(PictureFiles):
 def _volume(file: Path, version: tuple[int, ...]) -> tuple[np.ndarray, float, float]:
     """A volume with axes towards the patient's right, front and head, float32, and which values are black and white."""
     del version  # it tells one state of the file from another
-    library = medical_library("nibabel")
-    with decoding(file, "a NIfTI volume, .nii or .nii.gz"):
-        image = library.load(file)
+    nibabel = library("nibabel", file, "medical")
+    with expecting(file, "a NIfTI volume, .nii or .nii.gz", Exception):
+        image = nibabel.load(file)
         check_array(image.shape, np.dtype(np.float64), str(file))
         if len(image.shape) < 3:
-            raise ValueError(f"a volume of at least three axes is expected, got the shape {image.shape}")
-        volume = np.asarray(library.as_closest_canonical(image).dataobj, dtype=np.float32)
+            refuse(file, "a volume of at least three axes", found=image.shape)
+        volume = np.asarray(nibabel.as_closest_canonical(image).dataobj, dtype=np.float32)
         volume = volume.reshape(*volume.shape[:3], -1)[..., 0]
         limits = float(image.header["cal_min"]), float(image.header["cal_max"])
     if not limits[1] > limits[0]:

@@ -15,6 +15,7 @@ from confed.data.chat_files import ChatRecord, records_of
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import parquet_rows, read_jsonl
+from confed.data.refusals import refuse
 from confed.datasets.hub import PictureTable
 from confed.datasets.reader import reader
 
@@ -74,4 +75,4 @@ def _files(folder: Path, split: str, short: str) -> list[Path]:
         return files or [lines]
     pickled = next(iter(sorted(folder.rglob("*.pkl"))), None)
     why = f"; {pickled.name} is of pickled objects, which could run code: take the hub's files" if pickled else ""
-    raise ValueError(f"path_vqa: expected {split}-*.parquet in {folder} or its data/, found none{why}")
+    refuse("path_vqa", f"{split}-*.parquet in {folder} or its data/", found=f"none{why}")

@@ -14,17 +14,17 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.caption_files.captions import caption_records
-from confed.data.caption_files.records import Captioned
+from confed.data.caption_files.captions import Captioned, caption_records
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.account import Account, settled
 from confed.data.ml_files.coco import COCO_GROUPS
 from confed.data.options import Options
 from confed.data.partitions import dirichlet, iid
-from confed.data.picture_files import NamedPictures, check_unreadable, open_pictures
+from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.picture_tables import Pictures
 from confed.data.ragged import PackedTexts
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.refusals import check_nothing_lacks, first_of, refuse
 from confed.data.seeding import generator
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE
@@ -49,8 +49,6 @@ _FACTS = {
 }
 _PUBLISHED = {"coco_captions": {123_287, 82_783, 40_504, 118_287, 5_000}, "flickr30k": {31_014, 31_783}}
 """Pictures of the published files; other files in their format are somebody's own."""
-_TITLES = {"coco_captions": "coco"}
-"""What a dataset is called in messages, where that is not its name."""
 
 
 class Captions(NamedTuple):
@@ -124,21 +122,14 @@ def flickr30k(options: CaptionOptions) -> FederatedDataset:
 
 
 def _dataset(name: str, options: CaptionOptions) -> FederatedDataset:
-    if options.validation + options.test_share >= 1:
-        raise ValueError(
-            f"validation and test_share must leave pictures to train on, got {options.validation} and "
-            f"{options.test_share}"
-        )
+    check_training_left(options)
     captions = options.captions
-    root, title = options.folder, _TITLES.get(name, name)
-    file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
-    if file is None:
-        raise ValueError(f"{title}: expected the captions at {root / captions} or below annotations/, found neither")
+    root = options.folder
+    file = first_of([root / captions, root / "annotations" / captions], "the captions")
     account = Account()
     records = list(caption_records(file, account))
     if not records:
-        raise ValueError(f"{file}: expected pictures with captions, found none")
-    check_unreadable(options.unreadable, options.check)
+        refuse(file, "pictures with captions", found="none")
     for record in records:
         account.used[record.name] = record.where
         account.used |= {f"{record.name}#{k}": record.where for k in range(len(record.captions))}
@@ -152,6 +143,13 @@ def _dataset(name: str, options: CaptionOptions) -> FederatedDataset:
     shared = _shared(name, Captions(records, kinds, pictures, options.shots), options, facts)
     shared = settled(shared, account, "public, or beyond what clients get")
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
+
+
+def check_training_left(options: Options) -> None:
+    """Check that validation and tests leave some pictures."""
+    held = options.validation + options.test_share
+    if held >= 1:
+        refuse("data.validation and data.test_share", "less than 1 in all, to leave pictures to train on", held)
 
 
 def _shared(name: str, captioned: Captions, options: CaptionOptions, facts: Mapping[str, str]) -> FederatedDataset:
@@ -208,7 +206,7 @@ def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
         counts.update(set(caption_words(caption)))
     words = tuple(sorted(word for word, count in counts.items() if count >= least))
     if not words:
-        raise ValueError(f"min_count must leave words: none stands in {least} captions")
+        refuse("data.min_count", f"words that stand in {least} captions", found="none")
     return words
 
 
@@ -222,7 +220,7 @@ def _divided(client: str, rows: np.ndarray, captioned: Captions, options: Option
     held = round(options.validation * len(rows))
     validation, train = order[:held], np.sort(order[held:])
     if not len(train):
-        raise ValueError(f"{client!r} has {len(rows)} pictures and none is left to train on: take fewer clients")
+        refuse(client, "a picture to train on", found=f"none of {len(rows)}", remedy="take fewer clients")
     index = np.repeat(train, [len(records[row].captions) for row in train.tolist()])
     texts = list(chain.from_iterable(records[row].captions for row in train.tolist()))
     names: list[str] = []
@@ -240,7 +238,7 @@ def _described(place: str, rows: np.ndarray, shown: np.ndarray, captioned: Capti
     """Pictures to be described, each behind a few that are described already."""
     records, shots = captioned.records, captioned.shots
     if shots > len(shown):
-        raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
+        refuse("data.shots", f"at most {len(shown)}, the pictures to show at {place!r}", shots)
     rng = generator(0, "caption shots", place)
     before: list[list[Turn]] = []
     for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows):
@@ -275,7 +273,6 @@ def _pictures(root: Path, names: Sequence[str], size: int) -> NamedPictures:
     unpacked = next((place for place in (unpacked, root, *inside) if (place / names[0]).is_file()), unpacked)
     source = archive if archive.is_file() else unpacked
     pictures = open_pictures(source, PackedTexts.of(names), size)
-    lost = next((name for row, name in enumerate(names) if not pictures.present(row)), None)
-    if lost is not None:
-        raise ValueError(f"the captions name the picture {lost!r}, which is not in {source}")
+    lost = [name for row, name in enumerate(names) if not pictures.present(row)]
+    check_nothing_lacks("pictures with captions", lost, len(names), source)
     return pictures

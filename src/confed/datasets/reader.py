@@ -7,8 +7,9 @@ section ``Options`` of its docstring says.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from types import UnionType
@@ -19,13 +20,64 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, describe_splits, federate, words
 from confed.data.intake.account import Account, settled
-from confed.data.ml_files.pictures import drop_unreadable
+from confed.data.ml_files.integrity import check_share, unreadable_rows
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.options import Options
-from confed.data.picture_files import HELD, NamedPictures
+from confed.data.picture_files import HELD, Check, NamedPictures, open_pictures
+from confed.data.pictures import empty_table
 from confed.data.targets import Kind
 from confed.federation.ranges import check_value
 from confed.registry import register_dataset
+
+_CHANGED = "it could be read when all pictures were checked"
+
+
+def drop_unreadable(
+    table: MultiLabelTable,
+    source: Path,
+    size: int,
+    *,
+    at_most: float = 0.01,
+    check: Check = "decoded",
+    hold: int = 0,
+) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
+    """Removal of rows with unreadable pictures, with a warning, or an error if there are too many.
+
+    Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
+    [0, 1], the check is unknown, or there is nothing at ``source``.
+    """
+    pictures = open_pictures(source, table.pictures, size)
+    held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
+    lost = unreadable_rows(pictures, check) if held is None else _read_into(held, pictures)
+    readable = np.ones(len(table), dtype=bool)
+    if lost:
+        warnings.warn(check_share(len(lost), len(table), f"in {source}", at_most, lost[min(lost)]), stacklevel=2)
+        readable[list(lost)] = False
+        names = tuple(table.pictures[row] for row in sorted(lost))
+        table = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
+    if held is not None:
+        if lost:
+            held, whole = empty_table(len(table), size), held
+            held[:] = whole[readable]
+        return table, held
+    if lost:
+        pictures = pictures.take(np.flatnonzero(readable))
+    pictures.advice = 'data.check = "decoded" would leave it out' if check == "present" else _CHANGED
+    return table, pictures
+
+
+def _read_into(held: np.ndarray, pictures: NamedPictures) -> dict[int, str]:
+    """Decoding of all pictures into a table (M, S, S, 3); the result has errors by row."""
+    lost: dict[int, str] = {}
+    for row in range(len(pictures)):
+        try:
+            held[row] = pictures[row]
+        except ValueError as error:
+            lost[row] = str(error)
+    return lost
+
+
+# Datasets as readers: a function reads files into a pool, and the common options share the pool out ---------
 
 
 @dataclass(frozen=True)
@@ -71,6 +123,11 @@ class Reading:
         return settled(dataset, self.account, self.left_out)
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """Options of datasets that have none of the common ones."""
+
+
 def with_readable_pictures(
     table: MultiLabelTable, source: Path, options: Options
 ) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
@@ -85,7 +142,7 @@ def reader(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: registers a function of common options and own options as a dataset.
 
-    The common ones are fields of the dataclass that the function takes first, such as ``Options``.
+    The common ones are fields of the dataclass that the function takes first, such as ``Options`` or ``Nothing``.
 
     Args:
         names: the options in the order of the signature; those behind "*" are given by keyword only.
@@ -142,7 +199,8 @@ def _common(common: type, name: str, defaults: Mapping[str, Any]) -> Parameter:
     annotation = get_type_hints(common)[name]
     default = defaults.get(name, signature(common).parameters[name].default)
     if get_origin(default) is Annotated:
-        annotation, default = get_args(default)
+        base, *ranges, default = get_args(default)
+        annotation = Annotated[base, *ranges] if ranges else base
     elif get_origin(default) in (Literal, Union, UnionType):
         annotation, choices = default, get_args(default)
         default = None if type(None) in choices else choices[0]

@@ -12,10 +12,10 @@ from typing import Annotated
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
-from confed.data.federate import check_distinct
 from confed.data.options import DrawnOptions
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
+from confed.data.refusals import check_distinct, left_for_clients
 from confed.data.seeding import generator
 from confed.datasets.picture_captions import to_describe
 from confed.datasets.reader import reader
@@ -258,5 +258,4 @@ def _texts(name: str, told: list[str]) -> Examples:
 def check_places(unseen: Sequence[str]) -> None:
     """Check of which places have no client."""
     check_distinct("unseen", unseen, SCENES)
-    if {*unseen} == {*SCENES}:
-        raise ValueError(f"unseen must leave a place of the {len(SCENES)} for a client, got all of them")
+    left_for_clients(SCENES, unseen)

@@ -17,11 +17,12 @@ import numpy as np
 from confed.data.examples import FederatedDataset
 from confed.data.few_shot import ClassPool, NewClasses, Offer, PartitionOfClasses, few_shot
 from confed.data.options import DrawnOptions
+from confed.data.refusals import check_distinct, left_for_clients
 from confed.data.seeding import generator
 from confed.datasets.reader import reader
 from confed.datasets.scenes.graph import COLOURS, NOUNS
 from confed.datasets.six_styles import COLOURED, coloured_objects
-from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_value
 
 CLASSES: tuple[str, ...] = tuple(f"{colour} {noun}" for noun, colour in product(NOUNS, COLOURS))
 """All 176 classes."""
@@ -70,13 +71,10 @@ def scene_classes(
         clients: number of clients, but for "domain".
     """
     shown, unseen, clients = _shown(classes), options.unseen, options.clients
-    strange = [s for s in (*styles, *unseen) if s not in COLOURED]
-    if strange or len(set(styles)) < len(styles):
-        raise ValueError(f"styles must be distinct names out of {', '.join(COLOURED)}, got {(*styles, *unseen)!r}")
+    check_distinct("styles", styles, COLOURED)
+    check_distinct("unseen", unseen, COLOURED)
     drawn = tuple(dict.fromkeys((*styles, *unseen)))
-    seen = [style for style in drawn if style not in unseen]
-    if not seen:
-        raise ValueError("unseen must leave at least one style for a client")
+    seen = left_for_clients(drawn, unseen)
     # All styles together give every client its shots, of a mixture of styles.
     many = 1 if partition == "domain" else -(-(clients if partition in ("iid", "dirichlet") else 1) // len(seen))
     sizes = {"train": many * shots, "val": many * validation_shots, "test": test_per_class}
@@ -106,10 +104,8 @@ def scene_classes(
 def _shown(classes: int | tuple[str, ...]) -> tuple[str, ...]:
     """The classes by name; a number takes reserved ones in an order that does not depend on it."""
     if isinstance(classes, int):
-        if not 4 <= classes <= len(RESERVED):
-            raise ValueError(f"classes must lie between 4 and {len(RESERVED)}, got {classes}")
+        check_value(classes, Annotated[int, Range(4, len(RESERVED))], "data.classes")
         mixed = generator(0, "scene classes", "order").permutation(len(RESERVED))[:classes]
         return tuple(RESERVED[i] for i in mixed.tolist())
-    if len(set(classes)) < max(len(classes), 4) or not set(classes) <= set(CLASSES):
-        raise ValueError(f"classes must be at least four distinct ones such as {CLASSES[0]!r}, got {classes!r}")
+    check_distinct("data.classes", classes, CLASSES, least=4)
     return classes

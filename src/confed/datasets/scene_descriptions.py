@@ -12,6 +12,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import words
 from confed.data.options import DrawnOptions
+from confed.data.refusals import refuse
 from confed.datasets.reader import reader
 from confed.datasets.scene_captions import WAYS, Told, check_places
 from confed.datasets.scenes.graph import SCENES
@@ -40,7 +41,7 @@ def scene_descriptions(
         seed: decides all else.
     """
     if not question.strip():
-        raise ValueError(f"question must have at least a word, got {question!r}")
+        refuse("data.question", "a word at least", question)
     check_places(options.unseen)
 
     def place(scene: str, way: str | None, role: str, each: int) -> Examples:

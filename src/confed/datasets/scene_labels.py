@@ -7,23 +7,26 @@ usual colour and two less usual ones; and relations hold between certain things 
 a theme.
 
 Clients differ in how many pictures they have (log-normal), in what stands in them (every client likes some things and
-hence some themes, :func:`confed.data.label_partitions.draw_preferences`), and in how they draw: each has one of the
+hence some themes, :func:`confed.data.partitions.draw_preferences`), and in how they draw: each has one of the
 benchmark's drawing styles. Three styles belong to no client, and "newcomers" are other people with the clients' styles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, LabelledDataset, Split
+from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import label_floors, label_numbers
-from confed.data.label_partitions import draw_preferences
 from confed.data.ml_files.table import MultiLabelTable
+from confed.data.options import DrawnOptions
+from confed.data.partitions import draw_preferences
 from confed.data.ragged import PackedTexts, Ragged, offsets_of
+from confed.data.refusals import check_distinct
 from confed.data.seeding import generator
+from confed.datasets.reader import reader
 from confed.datasets.scenes.backgrounds import STYLES, Style, place
 from confed.datasets.scenes.domains import DOMAINS
 from confed.datasets.scenes.graph import (
@@ -40,7 +43,7 @@ from confed.datasets.scenes.graph import (
     fingerprint,
 )
 from confed.datasets.scenes.render import render_over
-from confed.registry import register_dataset
+from confed.federation.ranges import NOT_NEGATIVE
 
 THINGS: Mapping[str, tuple[str, str, str]] = {
     "person": ("blue", "red", "purple"),
@@ -117,27 +120,23 @@ LEAST = 1 / 3
 """The smallest client's number of training pictures, as a share of the mean."""
 
 
-@register_dataset
+@reader(
+    "level * clients styles train validation test unseen sigma alpha test_seed seed",
+    things="pictures", kind="labels", clients=60, train=48, validation=10, test=16,
+)  # fmt: skip
 def scene_labels(
+    options: DrawnOptions,
     level: Literal["fine", "coarse"] = "fine",
-    *,
-    clients: int = 60,
     styles: tuple[str, ...] = ("transport", "sports", "educational", "natural", "art", "abstract"),
-    train: int = 48,
-    validation: int = 10,
-    test: int = 16,
-    unseen: int = 250,
-    sigma: float = 0.8,
-    alpha: float = 0.5,
-    test_seed: int = 0,
-    seed: int = 0,
-) -> LabelledDataset:
+    unseen: Annotated[int, NOT_NEGATIVE] = 250,
+    sigma: Annotated[float, NOT_NEGATIVE] = 0.8,
+) -> FederatedDataset:
     """Many users with few pictures each, generated on the spot; equal arguments give equal bytes.
 
     Clients are called "transport-01", "sports-01" and so on by their drawing style. What defines a client (its style,
     its tastes, its size) and all test sets are the same for all seeds.
 
-    Args:
+    Options:
         level: "fine": 80 labels, with their coarse ones; "coarse": 24.
         clients: how many; they have the styles in turn.
         styles: drawing styles of those who train. The others of transport, sports, educational, natural, home,
@@ -152,26 +151,16 @@ def scene_labels(
         test_seed: decides test sets and what defines a client.
         seed: decides training and validation pictures.
 
-    Raises:
-        ValueError: an argument is out of its range, or a style is unknown.
+    Raises ``ValueError``: an argument is out of its range, or a style is unknown.
     """
-    if level not in ("fine", "coarse"):
-        raise ValueError(f"level must be fine or coarse, got {level!r}")
-    _check_styles(styles)
-    numbers = {"clients": clients, "train": train, "validation": validation, "test": test}
-    for name, value in {**numbers, "unseen": unseen, "test_seed": test_seed, "seed": seed}.items():
-        if value < (least := 1 if name in numbers else 0):
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not (np.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma must be finite and at least 0, got {sigma}")
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be finite and positive, got {alpha}")
-    sizes = _sizes(clients, train, sigma, test_seed)
-    tastes = _tastes(clients, alpha, test_seed)
-    making = _Making(test_seed, seed)
+    check_distinct("styles", styles, DRAWING_STYLES, least=1)
+    clients, test_seed = options.clients, options.test_seed
+    sizes = _sizes(clients, options.train, sigma, test_seed)
+    tastes = _tastes(clients, options.alpha, test_seed)
+    making = _Making(test_seed, options.seed)
     owners = [f"{styles[k % len(styles)]}-{k // len(styles) + 1:02d}" for k in range(clients)]
     for k, name in enumerate(owners):
-        for role, number in (("train", int(sizes[k])), ("validation", validation), ("test", test)):
+        for role, number in (("train", int(sizes[k])), ("validation", options.validation), ("test", options.test)):
             making.add(name, role, number, styles[k % len(styles)], tastes[k])
     places = [style for style in DRAWING_STYLES if style not in styles] if unseen else []
     if unseen:
@@ -346,14 +335,6 @@ class _Making:
         )
         types = list(chain.from_iterable([made.style] * len(made.tags) for made in self.parts))
         return table, np.concatenate([made.pictures for made in self.parts]), types
-
-
-def _check_styles(styles: Sequence[str]) -> None:
-    if isinstance(styles, str) or not styles or len(set(styles)) < len(styles):
-        raise ValueError(f"styles must be distinct names, at least one, got {styles!r}")
-    for style in styles:
-        if style not in DRAWING_STYLES:
-            raise ValueError(f"styles must be among {', '.join(DRAWING_STYLES)}, got {style!r}")
 
 
 def _facts(

@@ -22,9 +22,9 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
-from confed.data.label_partitions import label_counts, label_shares
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
+from confed.data.partitions import label_counts, label_shares
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
 from confed.data.ragged import end_to_end

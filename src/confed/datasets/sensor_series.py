@@ -30,6 +30,16 @@ from confed.data.owners import with_owner
 from confed.data.partitions import hold_out
 from confed.data.picture_tables import NoPictures
 from confed.data.ragged import end_to_end
+from confed.data.refusals import (
+    Distinct,
+    check_choice,
+    check_distinct,
+    check_finite,
+    existing,
+    expecting,
+    left_for_clients,
+    refuse,
+)
 from confed.data.seeding import generator
 from confed.data.time_series import Series
 from confed.datasets.reader import reader
@@ -56,9 +66,8 @@ def sensor_series(
             validation examples have.
         seed: chooses validation examples.
 
-    Raises:
-        ValueError: a file is missing or faulty (names the file and the line), an unknown client or split, no client
-            who trains, or a client who owns something that its training examples do not have.
+    Raises ``ValueError``: a file is missing or faulty (names the file and the line), an unknown client or split, no
+    client who trains, or a client who owns something that its training examples do not have.
     """
     root, unseen, account = options.folder, options.unseen, Account()
     rows = list(_rows(root / "examples.csv", account))
@@ -66,12 +75,8 @@ def sensor_series(
     rows = with_owner(rows, [row.values["client"] for row in rows], "client")
     account = account.keep([row.values["id"] for row in rows], "no client")
     names = dict.fromkeys(row.values["client"] for row in rows)
-    for place in unseen:
-        if place not in names:
-            raise ValueError(f"unseen names no client {place!r}; there are {', '.join(names)}")
-    clients = [name for name in names if name not in unseen]
-    if not clients:
-        raise ValueError("unseen must leave at least one client, got all of them")
+    check_distinct("unseen", unseen, names)
+    clients = left_for_clients(names, unseen)
     used = (row.values["series"] for row in rows if row.values["series"])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(used))}
     series = _read_series(root, list(numbers)) if numbers else None
@@ -85,13 +90,12 @@ def sensor_series(
         splits[name] = Split(*(_examples(parts[name][role], series, numbers) for role in _ROLES))
     for name, split in splits.items():
         if not len(split.train):
-            raise ValueError(f"client {name!r} has no training example in {root / 'examples.csv'}")
+            refuse(root / "examples.csv", f"a training example of client {name!r}", found="none")
     places: dict[str, Examples] = {}
     for name in unseen:
         places[name] = _examples(list(chain.from_iterable(parts[name].values())), series, numbers)
     declared = modalities or {}
-    if strange := [name for name in declared if name not in splits]:
-        raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")
+    check_distinct("data.modalities", list(declared), splits)
     owned = {
         name: sort_modalities(declared[name], f"data.modalities.{name}")
         if name in declared
@@ -130,7 +134,7 @@ def _parts(rows: Sequence[_Row], clients: Sequence[str], options: Options) -> di
 
 def _rows(file: Path, account: Account) -> Iterator[_Row]:
     """The rows of ``examples.csv``, checked; those without a label are left out."""
-    seen: set[str] = set()
+    distinct = Distinct("id")
     rows = list(_csv(file, _COLUMNS))
     account.rows[str(file)] = len(rows)
     account.note_encoding(file)
@@ -139,33 +143,22 @@ def _rows(file: Path, account: Account) -> Iterator[_Row]:
         if not values["label"]:
             account.leave("no label", where)
             continue
-        if not values["id"]:
-            raise ValueError(f"{where}: id must not be empty")
-        if values["id"] in seen:
-            raise ValueError(f"{where}: the id {values['id']!r} was given before")
-        if values["split"] not in _ROLES:
-            raise ValueError(f"{where}: split must be one of {', '.join(_ROLES)}, got {values['split']!r}")
-        if not values["series"] and not values["text"]:
-            raise ValueError(f"{where}: example {values['id']!r} has neither a series nor a text")
+        if not values["id"] or not (values["series"] or values["text"]):
+            refuse(where, "an id, and a series or a text", values)
+        distinct.add(values["id"], file, number)
+        check_choice(f"{where}: split", values["split"], _ROLES)
         if Path(values["series"]).name != values["series"] or len(values["series"].encode()) > _NAME:
-            raise ValueError(
-                f"{where}: series must be a name inside series/ of at most {_NAME} bytes, got {values['series']!r:.300}"
-            )
-        seen.add(values["id"])
+            refuse(where, f"a name inside series/ of at most {_NAME} bytes", values["series"])
         account.used[values["id"]] = where
         yield _Row(where, values)
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Numbers and cells of the rows of a table that has the columns."""
-    if not file.is_file():
-        raise ValueError(f"sensor_series: the file {file} is missing")
-    rows, _ = read_cells(file, blank=True)
+    rows, _ = read_cells(existing(file), blank=True)
     for number, row in rows:
-        if missing := [column for column in columns if column not in row]:
-            raise ValueError(
-                f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {', '.join(row)}"
-            )
+        if not set(columns) <= row.keys():
+            refuse(file, f"the columns {', '.join(columns)}", found=", ".join(row))
         yield number, {name: plain_text(value) or "" for name, value in row.items()}
 
 
@@ -179,18 +172,15 @@ def _read_series(root: Path, names: Sequence[str]) -> Series:
         header: tuple[str, ...] = ()
         for number, row in _csv(file, ()):
             header = tuple(row)
-            try:
+            with expecting(f"{file}, row {number}", "numbers", ValueError):
                 steps.append([float(value) for value in row.values()])
-            except ValueError as error:
-                raise ValueError(f"{file}, row {number}: expected numbers, got: {error}") from error
         if not steps:
-            raise ValueError(f"{file}: the series {name!r} is empty")
+            refuse(file, "a row at least", found="none")
         channels = channels or header
         if header != channels:
-            raise ValueError(f"{file}: expected the channels {', '.join(channels)}, got {', '.join(header)}")
+            refuse(file, f"the channels {', '.join(channels)}", found=", ".join(header))
         parts.append(np.array(steps, dtype=np.float32))
-        if not np.isfinite(parts[-1]).all():
-            raise ValueError(f"{file}: values must be finite numbers")
+        check_finite(f"{file}: values", parts[-1])
     return Series(*end_to_end(parts), channels)
 
 

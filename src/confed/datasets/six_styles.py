@@ -14,18 +14,21 @@ styles, one style per client. This set has the same shape in small: the drawings
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Annotated
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import check_distinct, words
+from confed.data.federate import words
 from confed.data.options import DrawnOptions
+from confed.data.refusals import check_choice, check_distinct, left_for_clients
 from confed.data.seeding import generator
 from confed.datasets.reader import reader
 from confed.datasets.scenes.backgrounds import PICTURE, PLACES, VARIANTS, place, random_backgrounds
 from confed.datasets.scenes.drawings import CELL, DRAWINGS, FINE, Canvas
 from confed.datasets.scenes.graph import NOUNS
 from confed.datasets.scenes.render import WHEEL, palette
+from confed.federation.ranges import Range, check_value
 
 QUESTION = "what is it?"
 CHUNK = 128
@@ -57,9 +60,7 @@ def six_styles(
     shown, unseen = _classes(classes), options.unseen
     check_distinct("styles", styles, STYLES)
     check_distinct("unseen", unseen, STYLES)
-    clients = [style for style in styles or STYLES if style not in unseen]
-    if not clients:
-        raise ValueError(f"unseen must leave at least one style for a client, got {', '.join(unseen)}")
+    clients = left_for_clients(styles or STYLES, unseen)
 
     def part(style: str, role: str) -> Examples:
         count, rng = options.size(role), generator(options.seed_of(role), "six styles", style, role)
@@ -104,19 +105,15 @@ def coloured_objects(
     nouns: np.ndarray, colours: np.ndarray, rng: np.random.Generator, style: str = "plain"
 ) -> np.ndarray:
     """Single things of given colours, uint8, shape (M, 64, 64, 3)."""
-    if style not in COLOURED:
-        raise ValueError(f"style must be one of {', '.join(COLOURED)}, got {style!r}")
+    check_choice("style", style, COLOURED)
     return _drawn(COLOURED[style], rng, nouns, colours)
 
 
 def _classes(classes: int | tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(classes, int):
-        if not 2 <= classes <= len(NOUNS):
-            raise ValueError(f"classes must lie between 2 and {len(NOUNS)}, got {classes}")
+        check_value(classes, Annotated[int, Range(2, len(NOUNS))], "classes")
         return NOUNS[:classes]
-    if len(classes) < 2:
-        raise ValueError(f"classes must name at least two things, got {classes!r}")
-    check_distinct("classes", classes, NOUNS)
+    check_distinct("classes", classes, NOUNS, least=2)
     return tuple(classes)
 
 

@@ -14,6 +14,7 @@ from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import file_in, plain_text
+from confed.data.refusals import first_of, refuse
 from confed.datasets.reader import reader
 
 _FILES = {"train": ("train.json",), "validation": ("validate.json", "validation.json"), "test": ("test.json",)}
@@ -43,22 +44,19 @@ def slake(
         clients: number of clients, but for "place" and "type".
         seed: chooses training questions under ``max_train``.
 
-    Raises:
-        ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
+    Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
     folder, account = how.folder, Account()
     records: list[ChatRecord] = []
     for split, names in _FILES.items():
-        file = next((folder / name for name in names if (folder / name).is_file()), None)
-        if file is None:
-            raise ValueError(f"slake: expected {names[0]} in {folder}, found none; see https://www.med-vqa.com/slake")
+        file = first_of([folder / name for name in names], "questions", "see https://www.med-vqa.com/slake")
         rows = read_records(file).rows
         account.rows[str(file)] = len(rows)
         entries: list[tuple[str, dict[str, Any]]] = []
         for row, given in rows:
             where = f"{file}, row {row}"
             if not isinstance(given, dict) or "qid" not in given or not isinstance(given.get("img_name"), str):
-                raise ValueError(f"{where}: expected an object with qid, img_name and question, got {given!r:.80}")
+                refuse(where, "an object with qid, img_name and question", given)
             if language not in ("all", given.get("q_lang")):
                 account.leave(f"another language than {language}", where)
                 continue

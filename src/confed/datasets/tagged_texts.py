@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from confed.data.ml_files.records import LabelRecord, line_records, listed_label
 from confed.data.ml_files.table import build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
+from confed.data.refusals import refuse
 from confed.data.seeding import generator
 from confed.datasets.reader import Reading, reader
 from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE
 
 TAGS: tuple[str, ...] = (*NOUNS, *COLOURS)
 """The tags of built-in captions."""
@@ -77,10 +79,10 @@ def tagged_texts(
     options: Options,
     root: Path | str | None = None,
     user_key: str = "user",
-    train: int = 150,
-    validation: int = 30,
-    test: int = 50,
-    held_out: float = 0.2,
+    train: Annotated[int, AT_LEAST_ONE] = 150,
+    validation: Annotated[int, NOT_NEGATIVE] = 30,
+    test: Annotated[int, NOT_NEGATIVE] = 50,
+    held_out: Annotated[float, BELOW_ONE] = 0.2,
     fold_case: bool = False,
 ) -> Reading:
     """Tagged texts shared out among clients that differ in how often each tag occurs.
@@ -89,7 +91,7 @@ def tagged_texts(
 
     Options:
         root: a folder with ``texts.jsonl``; None for the built-in captions.
-        partition: skew of single tags (:func:`confed.data.label_partitions.label_skew`); equal random shares; or one
+        partition: skew of single tags (:func:`confed.data.partitions.label_skew`); equal random shares; or one
             client per user of the file who has training texts. The test texts of the others are the place
             "newcomers", their validation texts are left out, and so are texts that are nobody's.
         user_key: what the file calls whose a text is.
@@ -104,19 +106,13 @@ def tagged_texts(
         fold_case: whether labels of a file that differ in case alone are one, spelled as in ``labels.txt`` or as most.
         seed: chooses training and validation captions, or validation texts.
 
-    Raises:
-        ValueError: a file is missing or faulty, a row has no text, a label is not in ``labels.txt`` (the first few are
-            listed), there are no users, or an option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a row has no text, a label is not in ``labels.txt`` (the first
+    few are listed), there are no users, or an option is out of range.
     """
-    for name, number in (("train", train), ("validation", validation), ("test", test)):
-        if number < (1 if name == "train" else 0):
-            raise ValueError(f"{name} must be a number of captions per client, got {number}")
-    if options.clients < 1:
-        raise ValueError(f"clients must be at least 1, got {options.clients}")
     by_user, account, labels = options.partition == "user", None, TAGS
     if root is None:
         if by_user:
-            raise ValueError("partition 'user' needs data.root, a folder with texts.jsonl; captions have no users")
+            refuse("data.root", "a folder with texts.jsonl for the partition 'user', as captions have none", root)
         sizes = {"train": train, "validation": validation, "test": test}
         made = (
             captions(role, options.clients * number, TEST_SEED if role == "test" else options.seed)
@@ -132,7 +128,7 @@ def tagged_texts(
             texts, account = _of_users(texts, account, user_key)
         account.check_remains(len(texts))
     if silent := [record for record in texts if not record.text]:
-        raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
+        refuse(silent[0].where, "a text", found=f"none ({len(silent)} such rows)")
     table = build_table((replace(record, split="", user="") for record in texts), labels)[""]
     roles = np.array([{"validation": "val"}.get(record.split, record.split) or "train" for record in texts])
     users = np.array([record.user.strip() for record in texts])
@@ -157,7 +153,7 @@ def _of_users(texts: list[LabelRecord], account: Account, user_key: str) -> tupl
     """The texts that are somebody's."""
     users = [record.user for record in texts]
     if not any(users):
-        raise ValueError(f"partition 'user' needs a {user_key} of texts, and no row has one")
+        refuse("texts.jsonl", f"a {user_key} of texts for the partition 'user'", found="no row with one")
     texts = with_owner(texts, users, user_key)
     return texts, account.keep([record.name for record in texts], f"no {user_key}")
 

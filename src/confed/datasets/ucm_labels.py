@@ -2,9 +2,15 @@
 
 The folder is that of :func:`confed.datasets.ucm_vqa.ucm_vqa`: ``labels.jsonl`` (labels, land use, scene and split of
 every picture), and the pictures in ``images.tar``, which is read in place, or in a folder ``images/``.
+
+Pictures: Y. Yang, S. Newsam, "Bag-of-visual-words and spatial extensions for land-use classification", ACM SIGSPATIAL
+GIS 2010. Labels: B. Chaudhuri et al., "Multilabel remote sensing image retrieval using a semisupervised graph-theoretic
+method", IEEE TGRS 56(2), 2018.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,10 +18,30 @@ import numpy as np
 from confed.data.examples import Examples
 from confed.data.federate import Pool
 from confed.data.intake.account import account_of
+from confed.data.ml_files.records import LabelRecord, line_records
 from confed.data.ml_files.table import build_table
-from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.data.options import Options
+from confed.data.refusals import refuse
 from confed.datasets.reader import Reading, reader, with_readable_pictures
+
+UCM_LABELS = (
+    "airplane", "bare-soil", "buildings", "cars", "chaparral", "court", "dock", "field", "grass", "mobile-home",
+    "pavement", "sand", "sea", "ship", "tanks", "trees", "water",
+)  # fmt: skip
+"""The 17 labels in alphabetical order."""
+
+
+def ucm_records(folder: Path, user: Literal["scene", "land_use", ""] = "scene") -> Iterator[LabelRecord]:
+    """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``."""
+    for record in line_records(folder / "labels.jsonl", user=user, prefix="ucm-"):
+        if record.split not in ("train", "val", "test"):
+            refuse(record.where, "the split train, val or test", record.split)
+        if user and not record.user:
+            refuse(record.where, f"a text as {user!r}", found="none")
+        yield record
+
+
+# Multi-label UC Merced: real aerial photographs with 17 labels of objects and surfaces ----------------------
 
 _FACTS = {
     "origin": "UC Merced land use (Yang and Newsam) with the multi-labels of Chaudhuri et al.; pictures reduced to "
@@ -55,13 +81,12 @@ def ucm_labels(options: Options) -> Reading:
         image_size: side of the pictures in pixels.
         seed: see ``max_train``.
 
-    Raises:
-        ValueError: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or an
-            option is out of range.
+    Raises ``ValueError``: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or
+    an option is out of range.
     """
     folder = options.folder
     if not (folder / "labels.jsonl").is_file():
-        raise ValueError(f"ucm_labels: expected labels.jsonl and images.tar or images/ in {folder}, found no labels")
+        refuse("ucm_labels", f"labels.jsonl and images.tar or images/ in {folder}", found="no labels")
     records = list(ucm_records(folder, "scene"))
     uses = {record.name: record.user for record in ucm_records(folder, "land_use")}
     scenes = {record.name: record.user for record in records}

@@ -18,6 +18,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.tables import read_jsonl
 from confed.data.options import Options
 from confed.data.pictures import empty_table, fill_table, read_folder, read_tar
+from confed.data.refusals import existing, existing_folder, first_of, refuse
 from confed.datasets.reader import Reading, reader
 
 _LABELS = 17
@@ -66,7 +67,7 @@ def ucm_vqa(options: Options) -> Reading:
     pictures: dict[str, dict[str, Any]] = {}
     for number, row in read_jsonl(labels, ("image", *_KEYS)):
         if row["split"] not in ("train", "val", "test"):
-            raise ValueError(f"{labels}, row {number}: expected the split train, val or test, got {row['split']!r}")
+            refuse(f"{labels}, row {number}", "the split train, val or test", row["split"])
         pictures[str(row["image"])] = row
     names = list(pictures)
     questions = dict(_questions(file, pictures))
@@ -104,20 +105,14 @@ def _questions(file: Path, pictures: Mapping[str, Mapping[str, Any]]) -> Iterato
     for number, row in read_jsonl(file, ("question_id", "image", "question", "answer", "type")):
         where = f"{file}, row {number}"
         if row["image"] not in pictures:
-            raise ValueError(f"{where}: expected a picture of labels.jsonl, got {row['image']!r}")
+            refuse(where, "a picture of labels.jsonl", row["image"])
         if row["answer"] not in allowed:
-            raise ValueError(
-                f"{where}: expected yes, no, a number up to {_LABELS} or one of {len(uses)} land uses "
-                f"as answer, got {row['answer']!r}"
-            )
+            refuse(where, f"yes, no, a number up to {_LABELS} or one of {len(uses)} land uses as answer", row["answer"])
         yield where, row
 
 
 def _require(root: Path) -> None:
-    if not root.is_dir():
-        raise ValueError(f"ucm_vqa: no data at {root}: the folder does not exist; {_LAYOUTS}")
+    existing_folder(root, _LAYOUTS)
     for file in (root / "vqa_derived.jsonl", root / "labels.jsonl"):
-        if not file.is_file():
-            raise ValueError(f"ucm_vqa: the file {file} is missing; {_LAYOUTS}")
-    if not (root / "images.tar").is_file() and not (root / "images").is_dir():
-        raise ValueError(f"ucm_vqa: neither {root / 'images.tar'} nor the folder {root / 'images'} exists; {_LAYOUTS}")
+        existing(file, _LAYOUTS)
+    first_of([root / "images.tar", root / "images"], "the pictures", _LAYOUTS)

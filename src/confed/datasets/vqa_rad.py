@@ -14,6 +14,7 @@ from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import file_in, find_file, plain_text
+from confed.data.refusals import refuse
 from confed.datasets.reader import reader
 
 _FILES = ("VQA_RAD Dataset Public.json", "VQA_RAD_Dataset_Public.json")
@@ -42,13 +43,12 @@ def vqa_rad(how: ChatOptions) -> FederatedDataset:
         clients: number of clients, but for "place" and "type".
         seed: chooses validation questions and, under ``max_train``, training questions.
 
-    Raises:
-        ValueError: a file or picture is missing or faulty (names file and row), or an option is out of range.
+    Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
     folder, account = how.folder, Account()
     file = find_file((folder,), _FILES[0]) or find_file((folder,), _FILES[1])
     if file is None:
-        raise ValueError(f"vqa_rad: expected {_FILES[0]!r} in {folder}, found none; it is at https://osf.io/89kps")
+        refuse("vqa_rad", f"{_FILES[0]!r} in {folder}", found="none", remedy="it is at https://osf.io/89kps")
     rows = read_records(file).rows
     account.rows[str(file)] = len(rows)
     entries = [(f"{file}, row {row}", _entry(entry, f"{file}, row {row}")) for row, entry in rows]
@@ -68,7 +68,7 @@ def _entry(given: Any, where: str) -> dict[str, Any]:
     """A question with its columns under the names that they have here."""
     needed = ("qid", "image_name", "question", "phrase_type")
     if not isinstance(given, dict) or any(given.get(key) is None for key in needed):
-        raise ValueError(f"{where}: expected an object with {', '.join(needed)} and answer, got {given!r:.80}")
+        refuse(where, f"an object with {', '.join(needed)} and answer", given)
     return {
         "id": f"vqa_rad-{given['qid']}",
         "image": given["image_name"],

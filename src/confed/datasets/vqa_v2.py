@@ -16,10 +16,11 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import cap, floors, words
 from confed.data.intake.account import account_of, settled
-from confed.data.options import Options
+from confed.data.options import SOME_OF_ALL, Options
 from confed.data.partitions import hold_out
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.refusals import check_nothing_lacks, existing_folder, refuse
 from confed.data.region_files import REGIONS, StoredRegions, image_number
 from confed.data.regions import Regions
 from confed.data.vl_files.records import Record
@@ -40,7 +41,7 @@ PUBLISHED = (443_757, 214_354)
 @reader(
     "root partition * clients regions images image_size unreadable check min_answers validation max_train max_test "
     "seed",
-    partition=Literal["halves", "code"], clients=2, validation=0.02,
+    partition=Literal["halves", "code"], clients=2, validation=Annotated[float, SOME_OF_ALL, 0.02],
 )  # fmt: skip
 def vqa_v2(
     options: Options,
@@ -70,15 +71,11 @@ def vqa_v2(
         max_test: most test questions per client. By default all of val2014 is used, in equal random shares, so that
             the mean over clients is the accuracy on val2014.
 
-    Raises:
-        ValueError: a file is missing, damaged or of another split, there are neither regions nor pictures, a picture
-            has no regions or no file, or an option is out of range.
+    Raises ``ValueError``: a file is missing, damaged or of another split, there are neither regions nor pictures, a
+    picture has no regions or no file, or an option is out of range.
     """
     base = options.folder
-    if not base.is_dir():
-        raise ValueError(f"vqa_v2: data.root must be the folder of the official files, {base} does not exist")
-    if not options.validation:
-        raise ValueError("data.validation must be a share of the pictures in (0, 1), got 0")
+    existing_folder(base, "data.root is the folder of the official files")
     features = _regions(base, None if regions is None else Path(regions), images)
     train, test = (list(vqa_records(base, split)) for split in ("train2014", "val2014"))
     # Other questions in these files' layout have an origin and a licence of their own, and numbers of their own.
@@ -116,7 +113,8 @@ def _splits(first: Examples, last: Examples, options: Options) -> dict[str, Spli
     for number, (client_rows, tested) in enumerate(zip(shares, tests, strict=True), 1):
         trained = cap(client_rows[~held[client_rows]], options.max_train, rng)
         if not len(trained) or not held[client_rows].any():
-            raise ValueError(f"vqa_v2: {len(first)} training questions are too few for {options.clients} clients")
+            expected = f"training and validation questions for each of {options.clients} clients"
+            refuse("vqa_v2", expected, found=f"too few, {len(first)}, at data.validation = {options.validation:g}")
         validation, test = client_rows[held[client_rows]], np.sort(tested[: options.max_test])
         splits[f"client-{number:02d}"] = Split(first.take(trained), first.take(validation), last.take(test))
     return splits
@@ -134,10 +132,8 @@ def vocabulary(records: Sequence[Record], least: int) -> tuple[str, ...]:
     counts = Counter(record.answer for record in records if record.answer)
     frequent = sorted((a for a, n in counts.items() if n >= least), key=lambda answer: (-counts[answer], answer))
     if len(frequent) < 2:
-        raise ValueError(
-            f"vqa_v2: {len(frequent)} answers occur at least {least} times among {len(records)} questions; lower "
-            "min_answers"
-        )
+        expected = f"two answers to at least {least} of {len(records)} questions"
+        refuse("data.min_answers", expected, found=len(frequent), remedy="lower it")
     return tuple(frequent)
 
 
@@ -157,8 +153,8 @@ def _table(
     numbers = needed if features is None else features.index.images
     row_of = {image: row for row, image in enumerate(numbers)}
     lacking = [image for image in needed if image not in row_of]
-    if lacking and features is not None:
-        raise ValueError(f"{features.file} lacks {len(lacking)} pictures that questions are about, first {lacking[0]}")
+    if features is not None:
+        check_nothing_lacks("pictures that questions are about", lacking, len(needed), features.file)
     if not folders:
         return row_of, NoPictures(len(numbers))
     columns: dict[int, Path] = {}
@@ -167,8 +163,7 @@ def _table(
             if name.rpartition("_")[2].isdigit():
                 columns[image_number(name)] = path
     lacking = [image for image in numbers if image not in columns]
-    if lacking:
-        raise ValueError(f"{', '.join(folders)}: {len(lacking)} pictures are missing, first {lacking[0]}")
+    check_nothing_lacks("pictures", lacking, len(numbers), ", ".join(folders))
     return row_of, like.of([columns[image] for image in numbers])
 
 
@@ -196,8 +191,6 @@ def _regions(base: Path, given: Path | None, images: Sequence[str]) -> StoredReg
     if given is not None or (base / REGIONS).is_file():
         return StoredRegions(base / REGIONS if given is None else given)
     if not images:
-        raise ValueError(
-            f"vqa_v2: neither {base / REGIONS} (written by `confed data prepare vqa-v2 --root {base}`) is there nor "
-            "are folders of pictures given (data.images)"
-        )
+        remedy = f"`confed data prepare vqa-v2 --root {base}` writes {REGIONS}"
+        refuse(base / REGIONS, "this file, or folders of pictures (data.images)", found="neither", remedy=remedy)
     return None

@@ -17,9 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from confed.data.card_files import Card, merged, read_card
-from confed.data.card_files import digest_of as digest_of_card
-from confed.datasets.card import card_of
+from confed.datasets.card import Card, card_of, merged, read_card
+from confed.datasets.card import digest_of as digest_of_card
 from confed.deployment.authority import issue_server, make_authority, make_key
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
 from confed.deployment.policy import FILE as POLICY
@@ -48,7 +47,7 @@ def write_card(card: Card, out: Path) -> None:
 
 
 def merge_cards(files: Sequence[Path]) -> Card:
-    """One card for the data of several sites; see :func:`confed.data.card_files.merged`."""
+    """One card for the data of several sites; see :func:`confed.datasets.card.merged`."""
     return merged([read_card(file) for file in files])
 
 

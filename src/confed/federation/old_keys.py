@@ -13,6 +13,13 @@ RENAMED: Mapping[str, str] = {
 }
 """Key before -> key now. Two of them were values where there is a table now, and are still given as tables then."""
 
+REMOVED: Mapping[str, Any] = {
+    "data.voc.difficult": False,
+    "data.caption_corpus.near_duplicates": 0.8,
+    "data.poisoned.patch": None,
+}
+"""Section, what is named there and its former key -> the only value that it has now."""
+
 
 def new_key(parts: tuple[str, ...], value: Any) -> tuple[str, ...]:
     """The steps of a key as they are now; keys of rows have ``methods.ROW`` or ``models.ROW`` in front."""
@@ -26,6 +33,11 @@ def with_new_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     before: list[str] = []
     modern = _moved(content, (), before)
     warn_of(before)
+    for key, only in REMOVED.items():
+        section, name, option = key.split(".")
+        values = modern.get(section)
+        if isinstance(values, dict) and values.get("name") == name and values.pop(option, only) != only:
+            raise ValueError(f"{section}.{option} is no option of {name!r} any more, it is always {only!r}: remove it")
     return modern
 
 

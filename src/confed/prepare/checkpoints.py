@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.data.refusals import existing, expecting, refuse
 from confed.federation.file_names import Name
 from confed.federation.reading import faults_of, read_bounded
 from confed.models.albef import Albef, fit, rename_albef, sizes_of
@@ -38,7 +39,7 @@ def convert_places365(source: Path, out: Path, architecture: Architecture | None
     checkpoint, state = _tensors_of(source, out, "state_dict")
     arch = architecture or checkpoint.get("arch")
     if not isinstance(arch, str):
-        raise ValueError(f"{source}: the checkpoint does not say its architecture; give --arch resnet18 or resnet50")
+        refuse(source, "a checkpoint that says its architecture", arch, remedy="give --arch resnet18 or resnet50")
     tensors = _fit(source, _by_name(source, state, "state_dict"), arch)
     values = sum(t.numel() for n, t in tensors.items() if n.rpartition(".")[2] in ("weight", "bias"))
     return {"architecture": arch, "parameters": values, **_write(source, out, arch, tensors, config_of(arch))}
@@ -51,18 +52,14 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
     """
     _, state = _tensors_of(source, out, "model")
     state = _by_name(source, state, "model")
-    try:
+    with expecting(source, "an ALBEF", ValueError, remedy=""):
         renamed = rename_albef(state)
         config = sizes_of(renamed, heads)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
     tensors = {name: tensor.float().contiguous().clone() for name, tensor in renamed.items()}
     with torch.device("meta"):
         expected = Albef(config, torch.Generator(device="cpu"))
     fit(expected, tensors, str(source))
-    wrong = next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
-    if wrong is not None:
-        raise ValueError(f"{source}: {wrong} holds values that are not finite")
+    _check_finite(source, tensors)
     has_decoder = any(name.removeprefix("module.").startswith("text_decoder.") for name in state)
     return {
         "image_size": config.image_size,
@@ -81,14 +78,12 @@ def convert_model(source: Path, out: Path) -> dict[str, Any]:
         listed = json.loads(read_bounded(index))["weight_map"].values() if index.is_file() else ["pytorch_model.bin"]
         parts = sorted({str(Name(name, f"{index}: a part")) for name in listed})
     if out.exists():
-        raise ValueError(f"{out} exists already; name a folder that does not")
+        refuse(out, "a name that nothing has", found="a folder that exists already")
     tensors: dict[str, Tensor] = {}
     for checkpoint_part in parts:
         for name, tensor in _read(source / checkpoint_part).items():
             if not isinstance(tensor, Tensor):
-                raise ValueError(
-                    f"{source / checkpoint_part}: expected tensors by name, {name!r} is {type(tensor).__name__}"
-                )
+                refuse(source / checkpoint_part, "tensors by name", found=f"{type(tensor).__name__} as {name!r}")
             tensors[str(name)] = tensor.contiguous().clone()
     unfinished = out.with_name(out.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -106,14 +101,14 @@ def convert_model(source: Path, out: Path) -> dict[str, Any]:
 def _tensors_of(source: Path, out: Path, key: str) -> tuple[Mapping[str, Any], Any]:
     """A checkpoint and its state, which may be all of it."""
     if out.suffix != ".safetensors":
-        raise ValueError(f"the file to write must end in .safetensors, got {out}")
+        refuse("the file to write", "a name that ends in .safetensors", found=out)
     checkpoint = _read(source)
     return checkpoint, checkpoint.get(key, checkpoint)
 
 
 def _by_name(source: Path, state: Any, key: str) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{source}: expected tensors by name under {key!r}, got {type(state).__name__}")
+        refuse(source, f"tensors by name under {key!r}", found=type(state).__name__)
     return {str(name): tensor for name, tensor in state.items()}
 
 
@@ -141,7 +136,7 @@ def rename_resnet(name: str) -> str:
             return re.sub(pattern, replacement, plain)
     match = _BLOCK.fullmatch(plain)
     if match is None:
-        raise ValueError(f"no ResNet has a tensor {name!r}")
+        refuse("a tensor", "a name of ResNet's", name)
     stage, block, kind, number, _, layer, last = match.groups()
     where = f"resnet.encoder.stages.{int(stage) - 1}.layers.{block}"
     if kind:
@@ -150,8 +145,7 @@ def rename_resnet(name: str) -> str:
 
 
 def _read(source: Path) -> Mapping[str, Any]:
-    if not source.is_file():
-        raise ValueError(f"the checkpoint {source} does not exist")
+    existing(source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -162,7 +156,7 @@ def _read(source: Path) -> Mapping[str, Any]:
         # Not in the words of torch, which suggests to read the file without this protection.
         raise ValueError(f"{source}: refused, {_reason(error)}") from None
     if not isinstance(content, Mapping):
-        raise ValueError(f"{source}: expected a mapping with 'state_dict', got {type(content).__name__}")
+        refuse(source, "a mapping with 'state_dict'", found=type(content).__name__)
     return content
 
 
@@ -177,10 +171,8 @@ def _reason(error: Exception) -> str:
 def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
     """The tensors under their new names, complete and of the right shapes."""
     wanted = build_scene_classifier(arch).state_dict()
-    try:
+    with expecting(source, f"the tensors of a {arch}", ValueError, remedy=""):
         renamed = {rename_resnet(name): tensor for name, tensor in state.items()}
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
     # Counters of batch normalisation came with PyTorch 0.4.1; older checkpoints lack them, and nothing reads them.
     counters = {
         name: torch.zeros(t.shape, dtype=t.dtype) for name, t in wanted.items() if name.endswith("num_batches_tracked")
@@ -188,14 +180,19 @@ def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tens
     renamed = {**counters, **renamed}
     if renamed.keys() != wanted.keys():
         lacking, extra = sorted(wanted.keys() - renamed.keys())[:3], sorted(renamed.keys() - wanted.keys())[:3]
-        raise ValueError(f"{source}: not the tensors of a {arch}: lacking {lacking}, unknown {extra} (the first three)")
+        refuse(source, f"the tensors of a {arch}", found=f"none of {lacking}, and {extra} (the first three)")
     for name, tensor in renamed.items():
         if tensor.shape != wanted[name].shape:
-            expected, came = tuple(wanted[name].shape), tuple(tensor.shape)
-            raise ValueError(f"{source}: {name} of a {arch} must have shape {expected}, got {came}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{source}: {name} holds values that are not finite")
+            expected = f"{name} of a {arch} of shape {tuple(wanted[name].shape)}"
+            refuse(source, expected, found=tuple(tensor.shape))
+    _check_finite(source, renamed)
     return {name: tensor.to(wanted[name].dtype).contiguous().clone() for name, tensor in renamed.items()}
+
+
+def _check_finite(source: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            refuse(source, "finite values", found=f"others in {name}")
 
 
 def _sha256(file: Path) -> str:

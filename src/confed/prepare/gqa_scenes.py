@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from confed.data.picture_files import find_pictures
+from confed.data.refusals import check_apart, refuse
 from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
-from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import (
+    FORMAT,
     PUBLISHED,
     SCENES,
     Prediction,
+    digest,
     read_predictions,
     scene_of,
     write_predictions,
@@ -78,11 +80,11 @@ def prepare(
     """
     options = options or Options()
     if (predictions is None) == (weights is None):
-        raise ValueError(
-            "expected either a file of scene predictions (--predictions FILE) or the weights of a scene classifier "
-            "(--weights FILE; `confed weights convert places365` makes it from a published checkpoint), got "
-            f"{'both' if weights else 'neither'}"
-        )
+        remedy = "`confed weights convert places365` makes the weights from a published checkpoint"
+        refuse(
+            "scenes", "a file of predictions (--predictions FILE) or the weights of a classifier (--weights FILE)",
+            found="both" if weights else "neither", remedy=remedy,
+        )  # fmt: skip
     sources = question_files(gqa, options.questions)
     needed = _survey(sources, progress)
     files = find_pictures(images, needed)
@@ -127,14 +129,12 @@ def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[
         for source in parts:
             for question in source:
                 if question.id in ids:
-                    raise ValueError(f"{source.file}: the question id {question.id!r} occurs twice")
+                    refuse(source.file, "question ids that differ", found=f"{question.id!r} twice")
                 ids.add(question.id)
                 role_images.add(question.image)
                 if len(ids) % 10000 == 0:
                     progress(StepProgress("reading questions", len(ids), 0))
-    both = sorted(images["train"] & images["val"])
-    if both:
-        raise ValueError(f"training and validation questions must have different images, got {both[0]!r} in both")
+    check_apart("images", images["train"], images["val"])
     return images["train"] | images["val"]
 
 
@@ -214,10 +214,8 @@ def _select(
                         progress(StepProgress("choosing questions", chosen, 0))
     for (scene, role), scene_questions in rows.items():
         if not scene_questions:
-            raise ValueError(
-                f"no {role} question is left for the scene {scene!r}; is the threshold too high, or are these "
-                "predictions of other pictures?"
-            )
+            remedy = "is the threshold too high, or are these predictions of other pictures?"
+            refuse(f"the scene {scene!r}", f"a {role} question", found="none", remedy=remedy)
     return rows
 
 

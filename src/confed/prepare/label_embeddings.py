@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from confed.data.refusals import check_choice, refuse
 from confed.models.label_embeddings import (
     TEMPLATE,
     Encode,
@@ -27,25 +28,24 @@ Kind = Literal["clip", "sentence", "mini"]
 def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
     """A list of labels, and of FLAIR's coarse ones their fine names, the most frequent in training first."""
     from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
-    from confed.data.ml_files.flair import FLAIR_LABELS, flair_fine_labels
     from confed.data.ml_files.records import listed_labels
-    from confed.data.ml_files.ucm import UCM_LABELS
-    from confed.data.ml_files.voc import VOC_LABELS
-    from confed.datasets.flair import flair_fine_names
+    from confed.datasets.flair import FLAIR_LABELS, flair_fine_labels, flair_fine_names
     from confed.datasets.scene_labels import COARSE, FINE
     from confed.datasets.tagged_texts import TAGS
+    from confed.datasets.ucm_labels import UCM_LABELS
+    from confed.datasets.voc_labels import VOC_LABELS
 
     vocabularies = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
     vocabularies |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}
     if labels == "flair-fine":
         if root is None:
-            raise ValueError("the list flair-fine needs --root, the folder with label_relationship.txt")
+            refuse("--root", "the folder with label_relationship.txt for the list flair-fine", found="none")
         return flair_fine_labels(root / "label_relationship.txt"), {}
     if labels in vocabularies:
         return vocabularies[labels], flair_fine_names(root) if labels == "flair" and root is not None else {}
     file = Path(labels)
     if not file.is_file():
-        raise ValueError(f"labels must be one of {', '.join(LISTS)} or a text file, got {labels!r}")
+        refuse("labels", f"one of {', '.join(LISTS)} or a text file", labels)
     return listed_labels(file), {}
 
 
@@ -67,20 +67,15 @@ def write_label_embeddings(
     leaves FLAIR's underscores.
     """
     if coarse != "name" and (labels != "flair" or root is None):
-        raise ValueError(f"coarse = {coarse!r} lists fine names, which FLAIR's coarse labels have: it needs --root")
+        refuse("--root", f"the folder with FLAIR's fine names for coarse = {coarse!r}", found="none")
     names, fine = label_names(labels, root if coarse != "name" or labels == "flair-fine" else None)
     if encoder == "mini":
-        if coarse != "name":
-            raise ValueError(f"the encoder mini embeds bare names only: coarse must be 'name', got {coarse!r}")
-        if template != TEMPLATE or width not in (None, 64):
-            raise ValueError(
-                "the encoder mini has no prompt and 64 features: template and width must be left out, got "
-                f"{template!r} and {width}"
-            )
+        if coarse != "name" or template != TEMPLATE or width not in (None, 64):
+            expected = "bare names without a prompt, and 64 features: coarse, template and width are left out"
+            refuse("the encoder mini", expected, found=f"{coarse!r}, {template!r} and {width}")
         return write_mini_label_embeddings(names, out)
     makers: dict[str, Callable[[str], Encode]] = {"clip": clip_text_encoder, "sentence": sentence_encoder}
-    if encoder not in makers:
-        raise ValueError(f"encoder must be clip, sentence or mini, got {encoder!r}")
+    check_choice("encoder", encoder, [*makers, "mini"])
     encode = makers[encoder](source)
     spoken_labels = {label: tuple(map(_said, its)) for label, its in fine.items()}
     made = embed_labels(

@@ -19,6 +19,7 @@ from confed.data.intake.values import find_picture, plain_text
 from confed.data.intake.walk import ROLES, in_classes, visible, walk
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
+from confed.data.refusals import refuse
 
 # Recognition of question files and of saved datasets: layouts -------------------------------------------------
 
@@ -113,7 +114,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     columns = dict(next(iter(files.values())))
     if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
         first = next(iter(files))
-        raise ValueError(f"{other} names its columns in another way than {first.name}; put one of them elsewhere")
+        refuse(other, f"columns named as in {first.name}", found="others", remedy="put one of them elsewhere")
     records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
     for file in files:
         entries += [entry for _, entry in read_records(file, columns).rows]
@@ -121,7 +122,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     for file in files:
         records += chat_records(file, columns, question)
     if not records:
-        raise ValueError(f"{next(iter(files))}: none of {len(entries)} rows has a question and an answer")
+        refuse(next(iter(files)), "a row with a question and an answer", found=f"none of {len(entries)}")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
     picture_places = [find_picture(folder, name) for name in shown]
     absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
@@ -129,9 +130,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
         what = f"the first is {absent[0]!r}" if absent else "no row has one"
         pictures = walk(folder).pictures
         what += f"; there are {len(pictures)} others, such as {'/'.join(pictures[0])}" if pictures else ""
-        raise ValueError(
-            f"{next(iter(files))}: expected pictures below {folder} or its folder images/, found none; {what}"
-        )
+        refuse(next(iter(files)), f"pictures below {folder} or its folder images/", found="none", remedy=f"{what}")
     single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
     names = list(dict.fromkeys(chain.from_iterable(entries)))
     called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
@@ -218,7 +217,7 @@ def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence
     """What columns of a dataset mean."""
     columns = mapped(names)
     if columns is None:
-        raise ValueError(f"{folder}: expected columns with pictures and answers, got {', '.join(names)}")
+        refuse(folder, "columns with pictures and answers", found=", ".join(names))
     if shown and shown not in ("image", "images"):
         columns["image"] = shown
     columns.pop("split", None)
@@ -304,7 +303,7 @@ class Found:
 def recognise(folder: Path, clients: int = 4) -> tuple[list[Found], list[str]]:
     """All ways of reading a folder, the most specific first, and what the first of them leaves."""
     if not folder.is_dir():
-        raise ValueError(f"expected a folder with data at {folder}, found {'a file' if folder.exists() else 'none'}")
+        refuse(folder, "a folder with data", found="a file" if folder.exists() else "none")
     forms: Sequence[Callable[[Path, int], Found | None]] = (
         _saved, _vqa, _objects, _captions, _labels, _tools, _texts, _sensors, _questions, _classes
     )  # fmt: skip
@@ -390,10 +389,8 @@ def _vqa(folder: Path, clients: int) -> Found | None:
         options |= {"images": [str(path.resolve()) for path in places], "image_size": 64}
         saw = [f"VQA v2's questions and answers, with pictures in {', '.join(path.name for path in places)}"]
     else:
-        raise ValueError(
-            f"{folder} has VQA v2's questions, but neither pictures (train2014/ and val2014/, or images/) nor "
-            "regions.safetensors, which `confed data prepare vqa-v2` writes"
-        )
+        expected = "pictures (train2014/ and val2014/, or images/) or regions.safetensors for VQA v2's questions"
+        refuse(folder, expected, found="neither", remedy="`confed data prepare vqa-v2` writes the latter")
     rows = _in_json(folder / files[1], "annotations")
     options |= {"clients": max(min(clients, rows // 40), 1), "validation": 0.1}
     if rows < 10_000:
@@ -424,9 +421,10 @@ def _objects(folder: Path, clients: int) -> Found | None:
     test = next((name for name in splits if name != train and name.startswith(("val", "test"))), "")
     places = {split: _first_of(folder, split, "images", "images.tar") for split in (train, test) if split}
     if missing := [split for split, place in places.items() if place is None]:
-        raise ValueError(
-            f"{splits[missing[0]]}: expected the pictures of the split {missing[0]!r} in {folder / missing[0]}, "
-            "images/ or images.tar, found none"
+        refuse(
+            splits[missing[0]],
+            f"the pictures of the split {missing[0]!r} in {folder / missing[0]}, images/ or images.tar",
+            found="none",
         )
     categories = coco_categories(splits[train])
     options = {
@@ -475,7 +473,7 @@ def _labels(folder: Path, clients: int) -> Found | None:
         return None
     entries = [entry for _, entry in read_jsonl(file, strict=False)]
     if not entries:
-        raise ValueError(f"{file}: expected a picture a line, got an empty file")
+        refuse(file, "a picture a line", found="an empty file")
     # One row without a value changes nothing about the others.
     several = sum("labels" in entry for entry in entries)
     single = sum("label" in entry for entry in entries)
@@ -531,15 +529,13 @@ def _classes(folder: Path, clients: int) -> Found | None:
     classes = Counter(plain_text(path[1] if domains else path[0]) or "" for path in below)
     if len(classes) == 1 and len(deep) == len(paths):
         top = paths[0].parts[0]
-        raise ValueError(f"{folder}: all {len(paths)} pictures lie below {top}/: name that folder, {folder / top}")
+        refuse(folder, "folders of classes", found=f"{top}/ alone", remedy=f"name that folder, {folder / top}")
     if len(classes) < 2:
         return None
     if {name.casefold() for name in classes} <= _NO_CLASSES:
         listed = ", ".join(sorted(classes))
-        raise ValueError(
-            f"{folder} has pictures in the folders {listed}, which are no classes; put them into a folder per class, "
-            "or write labels.jsonl with a line per picture"
-        )
+        remedy = "put them into a folder per class, or write labels.jsonl with a line per picture"
+        refuse(folder, "folders of classes", found=f"pictures in {listed}, which are no classes", remedy=remedy)
     uses = frozenset(path.parts[0] for path in paths)
     trained = sum(path.role in ("", "train") for path in paths)
     proposal = _of_classes(folder, classes, domains, roles, clients, trained, "folders", uses)
@@ -582,9 +578,7 @@ def _tools(folder: Path, clients: int) -> Found | None:
     records = layout_records(folder, layout, account)
     labels = Counter(chain.from_iterable(record.labels for record in records))
     if not labels:
-        raise ValueError(
-            f"{folder} has the layout {layout!r}, and none of {account.counts['rows']} pictures has a label"
-        )
+        refuse(folder, f"labels in the layout {layout!r}", found=f"none of {account.counts['rows']} pictures")
     saw = [f"the layout {layout}: {len(records)} pictures with {len(labels)} labels, {_most(labels)}"]
     options = {"root": str(folder.resolve()), "layout": layout, **dealt(len(records), clients), "minimum": 2}
     uses = {record.picture.split("/")[0] for record in records}

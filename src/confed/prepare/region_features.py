@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.picture_files import find_pictures
+from confed.data.refusals import check_nothing_lacks, refuse
 from confed.data.region_files import REGIONS, PictureRegions, RegionIndex, image_number, read_layout, write_regions
 from confed.data.vl_files.vqa import vqa_records
 from confed.federation.ranges import AT_LEAST_ONE, check_fields
@@ -52,12 +53,12 @@ def prepare(
     """Check of the official files of VQA v2, and one file with the regions of all their pictures."""
     options = options or Options()
     if bool(features) == (encoder is not None):
-        raise ValueError("give either features, or an encoder together with the folders of pictures")
+        refuse("regions", "either features or an encoder", found="both" if features else "neither")
     if encoder is not None and not images:
-        raise ValueError(f"the encoder {encoder!r} needs the folders of pictures (images)")
+        refuse(f"the encoder {encoder!r}", "folders of pictures (images)", found="none")
     file = root / REGIONS if out is None else out
     if file.suffix != ".safetensors":
-        raise ValueError(f"out must be a file .safetensors, got {file}")
+        refuse("out", "a file .safetensors", found=file)
     needed, facts = _needed(root, progress)
     if encoder is not None:
         made = _encode(needed, images, encoder, file, options, progress)
@@ -79,7 +80,7 @@ def _needed(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
             if number % 10000 == 0:
                 progress(StepProgress(f"reading {split}", number, 0))
         if not picture_ids:
-            raise ValueError(f"{root}: the files of {split} have no questions")
+            refuse(root, f"questions in the files of {split}", found="none")
         pictures[split] = len(picture_ids)
         every |= picture_ids
     return sorted(every), {"questions": questions, "pictures": pictures}
@@ -99,14 +100,14 @@ def _collect(
                 continue
             if picture.image in regions_of:
                 first = regions_of[picture.image].where
-                raise ValueError(f"{picture.where}: picture {picture.image} has features in {first} already")
+                refuse(picture.where, "another picture", found=f"{picture.image}, that of {first} already")
             width = width or picture.width
             if picture.width != width:
-                raise ValueError(f"{picture.where}: expected {width} features per region, got {picture.width}")
+                refuse(picture.where, f"{width} features per region", found=picture.width)
             if options.regions is not None and picture.count != options.regions:
-                raise ValueError(f"{picture.where}: expected {options.regions} regions, got {picture.count}")
+                refuse(picture.where, f"{options.regions} regions", found=picture.count)
             if picture.count < 1:
-                raise ValueError(f"{picture.where}: expected at least one region, got none")
+                refuse(picture.where, "at least one region", found="none")
             regions_of[picture.image] = picture
             if len(regions_of) % 1000 == 0:
                 progress(StepProgress("checking features", len(regions_of), len(wanted)))
@@ -145,9 +146,7 @@ def _encode(
 
 def _check_missing(needed: Sequence[int], present: Iterable[int], what: str) -> None:
     lacking = sorted(set(needed) - set(present))
-    if lacking:
-        first = ", ".join(map(str, lacking[:_SHOWN])) + (", ..." if len(lacking) > _SHOWN else "")
-        raise ValueError(f"{len(lacking)} of {len(needed)} pictures that questions are about lack {what}: {first}")
+    check_nothing_lacks("pictures that questions are about", lacking, len(needed), what)
 
 
 def _watched(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.examples import FederatedDataset
+from confed.data.refusals import refuse
 from confed.models.caption_tokenizer import train_pieces
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
@@ -22,8 +23,6 @@ def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence
         options["seed"] = loaded.run.seed
     dataset: FederatedDataset = constructor(**options)
     if not dataset.public:
-        raise ValueError(
-            f"the data of {loaded.name!r} have no public texts: give a share of them (data.public), or take other data"
-        )
+        refuse(loaded.name, "public texts", found="none", remedy="give a share of the data (data.public)")
     pieces = train_pieces(dataset.public, out, size)
     return {"file": str(out), "pieces": pieces, "texts": len(dataset.public)}

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from confed.data.card_files import read_card
 from confed.data.examples import Examples, FederatedDataset, kind_made
 from confed.data.imputation import Fill, check_loses, drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.pictures import fitted
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
-from confed.datasets.card import aligned_to_card
+from confed.datasets.card import aligned_to_card, read_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.caption_batches import MixedData
 from confed.data.chat_tables import Prompts, unread
 from confed.data.encode import SharedPictures, SharedTexts, encode, with_captions, with_modalities
 from confed.data.examples import Examples, FederatedDataset, TableData
 from confed.data.lazy import Lazy, NoTexts, shared_columns
-from confed.data.mixed_batches import MixedData
 from confed.data.regions import Regions
 from confed.data.table import Table
 from confed.federation.specs import ModelSpec, model_spec

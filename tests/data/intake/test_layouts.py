@@ -205,7 +205,7 @@ def test_faults_of_layouts_name_file_and_row(tmp_path: Path) -> None:
     (tmp_path / "train" / "labels" / "0.txt").write_text("0 0.5 0.5 1 1\n7 0.5 0.5 1 1\n")
     with pytest.raises(ValueError, match=r"0\.txt, row 2: expected a class from 0 to 1 of data\.yaml, got '7 0"):
         labelled_pictures(tmp_path, layout="yolo", image_size=4)
-    with pytest.raises(ValueError, match="expected files in the layout 'cvat', found none"):
+    with pytest.raises(ValueError, match="expected files in the layout 'cvat', got none"):
         labelled_pictures(tmp_path, layout="cvat", image_size=4)
 
 

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from confed.cli.dataset_description import describe
+from confed.data.faults import survey
 from confed.data.intake.opening import look, read_picture
-from confed.data.intake.survey import survey
 from confed.data.picture_files import PictureFiles
 from confed.data.tables import tables_of
 
@@ -205,9 +205,9 @@ KINDS = {
     "text": Kind("a.png", written(b"no picture"), "no picture of a format that is read: save it as"),
     "too large": Kind("a.png", written(huge(9000)), "at most 64,000,000 pixels.*CONFED_MOST_PIXELS"),
     "bomb": Kind("a.png", written(huge(60_000)), "exceeds limit"),
-    "folder": Kind("a.png", Path.mkdir, "found a folder"),
-    "nothing": Kind("a.png", lambda file: None, "found nothing there"),
-    "link to nothing": Kind("a.png", lambda file: file.symlink_to("gone.png"), "found nothing there"),
+    "folder": Kind("a.png", Path.mkdir, "got a folder"),
+    "nothing": Kind("a.png", lambda file: None, "got nothing there"),
+    "link to nothing": Kind("a.png", lambda file: file.symlink_to("gone.png"), "got nothing there"),
 }  # fmt: skip
 
 

@@ -309,7 +309,7 @@ FAULTS: dict[str, tuple[str, str | bytes, str]] = {
         table(rows(), "\t").replace("7.png\t", ""),
         r"q\.tsv, row 9: expected 4 cells, .*got 3",
     ),
-    "a column twice": ("q.csv", table(rows()).replace("client", "image", 1), "the column 'image' comes twice"),
+    "a column twice": ("q.csv", table(rows()).replace("client", "image", 1), "got 'image' twice"),
     "no header": ("q.csv", "", "expected a header"),
     "cut off": ("q.jsonl", lines(rows())[:-20], r"q\.jsonl, row 12: expected one JSON object.*cut off"),
     "a list cut off": ("q.json", json.dumps(rows())[:-20], "row 12: .*cut off"),
@@ -462,7 +462,7 @@ def test_objects_of_other_files_have_numbers_of_their_own(tmp_path: Path) -> Non
     assert "2 left out (no object: " in dataset.facts["account"]
     assert "licence" not in dataset.facts
     (tmp_path / "val" / "0001.png").write_bytes((tmp_path / "train" / "0001.png").read_bytes())
-    with pytest.raises(ValueError, match="1 pictures are in train"):
+    with pytest.raises(ValueError, match="got 1 in both, 'coco-1' is one"):
         coco(tmp_path, **options)
 
 

@@ -76,7 +76,7 @@ def test_other_formats_are_named_with_the_remedy(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_formats_alone_is_named(tmp_path: Path) -> None:
     put(tmp_path, "cat/1.HEIC", "dog/2.heic")
-    with pytest.raises(ValueError, match=r"found 2 \.heic files, which are not read \(save them as"):
+    with pytest.raises(ValueError, match=r"got 2 \.heic files, which are not read \(save them as"):
         recognise(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_images_beside_masks_are_named(tmp_path: Path) -> None:
 
 def test_folders_around_the_data_are_named(tmp_path: Path) -> None:
     put(tmp_path, "chest/train/a/1.png", "chest/train/b/1.png", "chest/test/a/1.png", "chest/test/b/1.png")
-    with pytest.raises(ValueError, match=r"all 4 pictures lie below chest/: name that folder, .*chest"):
+    with pytest.raises(ValueError, match=r"got chest/ alone; name that folder, .*chest"):
         recognise(tmp_path)
     assert recognise(tmp_path / "chest")[0][0].form == "classes"
 

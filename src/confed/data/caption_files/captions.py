@@ -4,20 +4,98 @@ Chen et al., "Microsoft COCO captions", arXiv:1504.00325; Young et al., "From im
 TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR 2015.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from confed.data.caption_files.records import Captioned
 from confed.data.intake.account import Account
-from confed.data.intake.stream import Window, encoding_of, json_items, json_lists
+from confed.data.intake.stream import Window, json_items, json_lists, opened_text
 from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_path
-from confed.data.vl_files.records import Distinct, number, text
+from confed.data.refusals import Distinct, check_inside, existing, expecting, refuse
+from confed.data.vl_files.records import number, text
+
+
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """A picture with its captions.
+
+    Attributes:
+        row: its row there, from 1.
+        name: identifier, distinct within the file.
+        picture: a path below the dataset's folder of pictures.
+        split: empty if the file has no splits.
+    """
+
+    file: Path
+    row: int
+    name: str
+    picture: str
+    captions: tuple[str, ...]
+    split: str = ""
+
+    def __post_init__(self) -> None:
+        check_inside(self.picture, self.where)
+        check_captions(self.captions, self.where)
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document: a picture, or a text.
+
+    Attributes:
+        picture: a path below the dataset's folder of pictures; empty for a text.
+        text: empty for a picture.
+    """
+
+    picture: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A document of pictures and texts in the order in which they stand.
+
+    Attributes:
+        row: its row there, from 1.
+    """
+
+    file: Path
+    row: int
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        if not any(piece.text.strip() for piece in self.pieces):
+            refuse(f"{self.file}, row {self.row}", "a document with a text at least", found="none")
+        for piece in self.pieces:
+            path = PurePosixPath(piece.picture)
+            if piece.picture and (path.is_absolute() or ".." in path.parts or not path.name):
+                refuse(
+                    f"{self.file}, row {self.row}", "a picture's name, without a way out of its folder", piece.picture
+                )
+
+
+def check_captions(captions: Sequence[str], where: str) -> None:
+    """Check that there are captions and that none is empty."""
+    if not captions:
+        refuse(where, "a caption at least", found="none")
+    for caption in captions:
+        if not caption.strip():
+            refuse(where, "captions that are not empty", caption)
+
+
+# Readers of caption annotations: COCO's, Karpathy's splits, and Flickr30k's list of tokens ------------------
 
 _IMAGES, _CAPTIONS = ("image", "image_name", "filename", "file_name", "file"), ("caption", "comment", "text")
 """Columns of tables with a caption a row, as Flickr8k and Flickr30k are passed on."""
+_LAYOUTS = "an object with a list under 'images' (and 'annotations'), as COCO and Karpathy have it"
 _ONE = "captions of one picture"
 
 
@@ -27,11 +105,9 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
     Pictures and rows without a caption are left out, and in the account.
     """
     account = Account() if account is None else account
-    if not file.is_file():
-        raise ValueError(f"the file of captions {file} does not exist")
+    existing(file)
     if file.suffix.lower() in (".token", ".txt", ".tsv", ".csv"):
-        encoding = encoding_of(file)
-        with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        with opened_text(file) as lines:
             first_line = next(lines, "").lower()
         if "#" not in first_line and any(name in first_line for name in _CAPTIONS):
             return table_records(file, account)
@@ -39,7 +115,7 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
     with file.open("rb") as stream:
         window = Window(file, stream)
         if window.peek() != "{":
-            raise ValueError(f"{file}: expected an object with images (and annotations), as COCO and Karpathy have it")
+            refuse(file, _LAYOUTS, found="no object")
         for key in window.members():
             if key == "annotations":
                 return coco_caption_records(file, account)
@@ -51,7 +127,7 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
                 split = isinstance(first, dict) and "sentences" in first
                 return karpathy_records(file, account) if split else coco_caption_records(file, account)
             break
-    raise ValueError(f"{file}: expected a list under 'images', as COCO and Karpathy have it")
+    refuse(file, _LAYOUTS, found="an object without such a list")
 
 
 def coco_caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
@@ -59,7 +135,7 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
 
     The captions are in memory, as those of a picture do not stand together.
     """
-    account, distinct = Account() if account is None else account, Distinct("id")
+    account, distinct, images = Account() if account is None else account, Distinct("id"), Distinct("id of images")
     names, rows, captions = dict[int, str](), dict[int, int](), dict[int, list[str]]()
     for key, row, entry in json_lists(file, ("images", "annotations")):
         entry_id = number(entry, "id", file, row)
@@ -68,12 +144,11 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
             image = number(entry, "image_id", file, row)
             captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
             continue
-        if entry_id in names:
-            raise ValueError(f"{file}, row {row} of images: the id {entry_id} is that of row {rows[entry_id]} already")
+        images.add(entry_id, file, row)
         names[entry_id], rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
     strange = next((image for image in captions if image not in names), None)
     if strange is not None:
-        raise ValueError(f"{file}: a caption is about the picture {strange}, which is not among images")
+        refuse(file, "captions about its images", found=f"one about the picture {strange}")
     account.rows[str(file)] = len(names)
     for image, name in names.items():
         if image not in captions:
@@ -95,7 +170,7 @@ def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Cap
         distinct.add(name, file, row)
         sentences = entry.get("sentences")
         if not isinstance(sentences, list) or not sentences:
-            raise ValueError(f"{file}, row {row}: expected a list of sentences, got {sentences!r:.80}")
+            refuse(f"{file}, row {row}", "a list of sentences", sentences)
         folder = entry.get("filepath") or ""
         yield Captioned(
             file,
@@ -110,34 +185,28 @@ def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Cap
 def token_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together."""
     account = Account() if account is None else account
-    if not file.is_file():
-        raise ValueError(f"the file of captions {file} does not exist")
     distinct = Distinct("picture")
     picture, first, captions = "", 0, list[str]()
-    encoding = encoding_of(file)
-    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
-        try:
-            for row, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
-                key, tab, caption = line.rstrip("\n").partition("\t")
-                name, sign, place = key.rpartition("#")
-                if tab and sign and not caption.strip():
-                    account.leave("no caption", f"{file}, row {row}")
-                    continue
-                if not tab or not sign or not place.isdigit():
-                    raise ValueError(f"{file}, row {row}: expected 'file.jpg#n<TAB>caption', got {line.rstrip()!r:.80}")
-                if name == picture:
-                    account.merge(_ONE)
-                if name != picture:
-                    if captions:
-                        yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
-                    distinct.add(name, file, row)
-                    picture, first, captions = name, row, []
-                captions.append(caption.strip())
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    with opened_text(existing(file)) as lines, expecting(file, "UTF-8 text", UnicodeDecodeError):
+        for row, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+            key, tab, caption = line.rstrip("\n").partition("\t")
+            name, sign, place = key.rpartition("#")
+            if tab and sign and not caption.strip():
+                account.leave("no caption", f"{file}, row {row}")
+                continue
+            if not tab or not sign or not place.isdigit():
+                refuse(f"{file}, row {row}", "'file.jpg#n<TAB>caption'", line.rstrip())
+            if name == picture:
+                account.merge(_ONE)
+            if name != picture:
+                if captions:
+                    yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
+                distinct.add(name, file, row)
+                picture, first, captions = name, row, []
+            captions.append(caption.strip())
     if captions:
         yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
 

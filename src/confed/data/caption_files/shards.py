@@ -3,26 +3,143 @@
 In a tar archive a picture ``KEY.jpg`` (``.jpeg``, ``.png``, ``.webp``) and its caption ``KEY.txt``, or ``KEY.json``
 with "caption" or "text", have one key. A Parquet file has columns of pictures (bytes, or a struct with "bytes") and of
 captions. Captions are read in one pass; pictures stay where they are until a batch asks for them.
+
+The layouts are those of the Pile and of Common Crawl's cleaned texts (``text``), of OBELICS (Laurençon et al., NeurIPS
+2023: ``images`` and ``texts`` side by side) and of MMC4 (Zhu et al., NeurIPS 2023: ``text_list`` and ``image_info``).
+
+Broder, "On the resemblance and containment of documents", 1997, by the library datasketch: texts are sets of runs of
+words, their Jaccard similarity is estimated from minima of random hashes, and locality-sensitive hashing finds the few
+earlier texts to compare with. Memory grows with the texts that are kept, by some kilobytes each.
 """
 
 import json
+import re
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from confed.data.bounded_files import tar_members
-from confed.data.caption_files.records import check_captions
+from confed.data.bounded_files import PLAIN_TAR, tar_members
+from confed.data.caption_files.captions import Piece, Story, check_captions
 from confed.data.intake.opening import read_picture
+from confed.data.intake.tables import opened_parquet, read_jsonl
 from confed.data.intake.walk import is_litter
 from confed.data.picture_files import NamedPictures
 from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
+from confed.data.refusals import check_choice, existing, expecting, library, refuse
+from confed.data.vl_files.records import text
+
+# Removal of near-duplicate texts ------------------------------------------------------------------------------
+
+SIMILAR = 0.8
+"""The similarity from which on two texts are nearly the same."""
+_WORDS, _HASHES = 3, 128
+"""Words of a run, and hashes of which the minima are compared."""
+
+
+class NearDuplicates:
+    """Filter of near-duplicate texts that keeps the first one of its kind.
+
+    Attributes:
+        dropped: how many were near duplicates so far.
+    """
+
+    def __init__(self) -> None:
+        self._library = library("datasketch", "finding near duplicates", "captions")
+        self.dropped = 0
+        self._index: Any = self._library.MinHashLSH(threshold=SIMILAR, num_perm=_HASHES)
+        self._sketches: list[Any] = []
+
+    def is_new(self, text: str) -> bool:
+        """Whether no earlier text resembles this one; it is remembered if so."""
+        sketch = self._library.MinHash(num_perm=_HASHES, seed=1)
+        sketch.update_batch([run.encode() for run in _runs(text)])
+        near = self._index.query(sketch)
+        if any(self._sketches[number].jaccard(sketch) >= SIMILAR for number in near):
+            self.dropped += 1
+            return False
+        self._index.insert(len(self._sketches), sketch)
+        self._sketches.append(sketch)
+        return True
+
+
+def _runs(text: str) -> set[str]:
+    every = re.findall(r"\w+", text.lower())
+    size = min(_WORDS, len(every))
+    return {" ".join(every[first : first + size]) for first in range(len(every) - size + 1)} or {""}
+
+
+# Streaming readers of texts and documents in JSON lines -------------------------------------------------------
+
+
+def text_lines(file: Path, key: str = "text") -> Iterator[tuple[int, str]]:
+    """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out.
+
+    Raises ``ValueError``: the file is missing, cut off or damaged, a line is no JSON object with such a text, or
+    zstandard is not installed.
+    """
+    for row, entry in read_jsonl(file):
+        yield row, text(entry, key, file, row).strip()
+
+
+def story_lines(file: Path) -> Iterator[Story]:
+    """The documents of a file ``.jsonl`` or ``.jsonl.zst``.
+
+    Either ``images`` and ``texts``, equally long lists of which one has null at each place; or ``text_list``, and
+    ``image_info`` with ``image_name`` and ``matched_text_index``, the text that the picture stands in front of.
+    """
+    for row, entry in read_jsonl(file):
+        where = f"{file}, row {row}"
+        if "texts" in entry:
+            images, texts = entry.get("images"), entry["texts"]
+            if not isinstance(images, list) or not isinstance(texts, list) or len(images) != len(texts):
+                refuse(where, "images and texts as lists of one length", entry)
+            pieces = [_piece(image, words, where) for image, words in zip(images, texts, strict=True)]
+        elif "text_list" in entry:
+            pieces = _matched(entry, where)
+        else:
+            refuse(where, "images and texts, or text_list and image_info", found=sorted(entry))
+        yield Story(file, row, tuple(pieces))
+
+
+def chunks(words: str, most: int) -> list[str]:
+    """A long text in pieces of up to so many words."""
+    every = words.split()
+    return [" ".join(every[first : first + most]) for first in range(0, len(every), most)]
+
+
+def _piece(image: object, words: object, where: str) -> Piece:
+    if isinstance(image, str) and image and words is None:
+        return Piece(picture=image)
+    if isinstance(words, str) and image is None:
+        return Piece(text=words.strip())
+    refuse(where, "a picture or a text at each place", found=f"{image!r:.40} and {words!r:.40}")
+
+
+def _matched(entry: dict[str, Any], where: str) -> list[Piece]:
+    texts, images = entry["text_list"], entry.get("image_info", [])
+    if not isinstance(texts, list) or not all(isinstance(words, str) for words in texts):
+        refuse(where, "text_list as a list of texts", texts)
+    before: dict[int, list[str]] = {}
+    for image in images if isinstance(images, list) else [images]:
+        name = image.get("image_name") if isinstance(image, dict) else None
+        place = image.get("matched_text_index") if isinstance(image, dict) else None
+        if not isinstance(name, str) or not isinstance(place, int) or not 0 <= place < len(texts):
+            refuse(where, f"image_info with image_name and matched_text_index below {len(texts)}", image)
+        before.setdefault(place, []).append(name)
+    pieces: list[Piece] = []
+    for place, words in enumerate(texts):
+        pieces += [Piece(picture=name) for name in before.get(place, ())]
+        pieces.append(Piece(text=words.strip()))
+    return pieces
+
+
+# Sharded pictures with captions: tar archives in WebDataset's layout, and Parquet files ---------------------
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 _PICTURES = ("image", "jpg", "png", "image_bytes")
@@ -63,45 +180,40 @@ class Shown(NamedTuple):
 def shard_pairs(file: Path) -> Iterator[Shown]:
     """The pictures of a shard, ``.tar`` or ``.parquet``, with their captions."""
     readers = {".tar": tar_pairs, ".parquet": parquet_pairs}
-    if file.suffix.lower() not in readers:
-        raise ValueError(f"{file}: expected a shard of pictures with captions, .tar or .parquet")
+    check_choice(f"the ending of {file.name}, a shard,", file.suffix.lower(), readers)
     yield from readers[file.suffix.lower()](file)
 
 
 def tar_pairs(file: Path) -> Iterator[Shown]:
     """The pictures of an uncompressed tar archive whose files of one key stand together."""
-    if not file.is_file():
-        raise ValueError(f"the shard {file} does not exist")
+    existing(file)
     size = file.stat().st_size
     key, picture, caption = "", None, None
-    try:
-        with tarfile.open(file, "r:") as archive:
-            for member in tar_members(archive, file):
-                path = PurePosixPath(member.name)
-                if any(map(is_litter, path.parts)):
-                    continue
-                # The key is what stands in front of the first dot of the file's name.
-                stem = str(path.parent / path.name.partition(".")[0])
-                if stem != key:
-                    if key:
-                        yield _shown(file, key, picture, caption)
-                    key, picture, caption = stem, None, None
-                ending = path.suffix.lower()
-                if ending in _ENDINGS:
-                    picture = Place(file, member.offset_data, member.size)
-                elif ending == ".txt" or (ending == ".json" and caption is None):
-                    handle = archive.extractfile(member)
-                    content = b"" if handle is None else handle.read()
-                    caption = _read_caption(content, ending, f"{file}:{member.name}")
-    except tarfile.TarError as error:
-        raise ValueError(f"{file}: expected a complete, uncompressed tar archive, got: {error}") from error
+    with expecting(file, PLAIN_TAR, tarfile.TarError), tarfile.open(file, "r:") as archive:
+        for member in tar_members(archive, file):
+            path = PurePosixPath(member.name)
+            if any(map(is_litter, path.parts)):
+                continue
+            # The key is what stands in front of the first dot of the file's name.
+            stem = str(path.parent / path.name.partition(".")[0])
+            if stem != key:
+                if key:
+                    yield _shown(file, key, picture, caption)
+                key, picture, caption = stem, None, None
+            ending = path.suffix.lower()
+            if ending in _ENDINGS:
+                picture = Place(file, member.offset_data, member.size)
+            elif ending == ".txt" or (ending == ".json" and caption is None):
+                handle = archive.extractfile(member)
+                content = b"" if handle is None else handle.read()
+                caption = _read_caption(content, ending, f"{file}:{member.name}")
     if key:
         yield _shown(file, key, picture, caption)
     with file.open("rb") as stream:
         stream.seek(max(0, size - _END))
         ends = size >= _END and not any(stream.read(_END))
     if not ends:
-        raise ValueError(f"{file}: has no end mark of a tar archive; is it cut off?")
+        refuse(file, "the end mark of a tar archive", found="none", remedy="is it cut off?")
 
 
 def parquet_pairs(file: Path) -> Iterator[Shown]:
@@ -110,16 +222,17 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
     names = parquet.schema_arrow.names
     caption = next((name for name in _CAPTIONS if name in names), None)
     if caption is None or _picture_column(names) is None:
-        raise ValueError(
-            f"{file}: expected a column of pictures ({', '.join(_PICTURES)}) and one of captions "
-            f"({', '.join(_CAPTIONS)}), found {', '.join(names)}"
+        refuse(
+            file,
+            f"a column of pictures ({', '.join(_PICTURES)}) and one of captions ({', '.join(_CAPTIONS)})",
+            found=", ".join(names),
         )
     row = 0
     for record_batch in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
         for words in record_batch.column(0).to_pylist():
             where = f"{file}, row {row + 1}"
             if not isinstance(words, str):
-                raise ValueError(f"{where}: expected a text as {caption!r}, got {words!r:.80}")
+                refuse(where, f"a text as {caption!r}", words)
             check_captions([words], where)
             yield Shown(f"{file.stem}/{row:08d}", Place(file, row, -1), words.strip())
             row += 1
@@ -179,19 +292,17 @@ class ShardPictures(NamedPictures):
 def _shown(file: Path, key: str, picture: Place | None, caption: str | None) -> Shown:
     if picture is None or caption is None:
         lacks = "a picture" if picture is None else "a caption (.txt or .json)"
-        raise ValueError(f"{file}: {key!r} lacks {lacks}; the files of one key must stand together")
+        refuse(file, f"{lacks} of {key!r}", found="none", remedy="the files of one key must stand together")
     check_captions([caption], f"{file}:{key}")
     return Shown(key, picture, caption)
 
 
 def _read_caption(content: bytes, ending: str, where: str) -> str | None:
-    try:
+    with expecting(where, "a caption in UTF-8", ValueError):
         words = content.decode("utf-8")
         if ending == ".txt":
             return words.strip()
         entry: Any = json.loads(words)
-    except ValueError as error:
-        raise ValueError(f"{where}: expected a caption in UTF-8, got: {error}") from error
     entry_fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     return next((str(entry_fields[key]).strip() for key in _CAPTIONS if isinstance(entry_fields.get(key), str)), None)
 
@@ -211,7 +322,7 @@ def _parquet_picture(file: Path, row: int) -> bytes:
         value: Any = _group(file, _state(file), group)[row - first].as_py()
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes) or not content:
-        raise ValueError(f"{file}, row {row + 1}: expected the bytes of a picture, got {value!r:.80}")
+        refuse(f"{file}, row {row + 1}", "the bytes of a picture", value)
     return content
 
 
@@ -231,19 +342,7 @@ def _group(file: Path, state: tuple[int, int], group: int) -> Any:
 def _opened(file: Path, state: tuple[int, int]) -> Any:
     """A Parquet file's description; its content stays on disk."""
     del state  # tells one state of the file from another
-    if not file.is_file():
-        raise ValueError(f"the shard {file} does not exist")
-    try:
-        library: Any = import_module("pyarrow.parquet")
-        arrow: Any = import_module("pyarrow")
-    except ImportError as error:
-        raise ValueError(
-            f"reading {file} needs the package pyarrow: pip install '.[captions]' -c constraints.txt"
-        ) from error
-    try:
-        return library.ParquetFile(file)
-    except (arrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{file}: expected a complete Parquet file, got: {error}; is it cut off?") from error
+    return opened_parquet(existing(file))
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -1,12 +1,10 @@
 """Tables that name the class of each file, and whose it is, as a federation: patients stay on one side of a split."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,35 +12,17 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, tests_held_out, words
 from confed.data.few_shot import QUESTION
 from confed.data.intake.identity import warn_of_sides
-from confed.data.intake.tables import read_records
+from confed.data.intake.tables import check_columns, read_records
 from confed.data.intake.walk import role_of, visible
 from confed.data.options import Options
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.data.refusals import refuse
 
 ClassPartition = Literal["client", "iid", "dirichlet"]
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KEYS = ("image", "label", "patient", "client", "split")
-
-
-def medical_library(name: str) -> Any:
-    """A library of the extra ``medical``."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ValueError(f"these files need the package {name}: pip install '.[medical]' -c constraints.txt") from error
-
-
-@contextmanager
-def decoding(file: Path, what: str) -> Iterator[None]:
-    """Context in which whatever a medical library raises of a file is a ``ValueError`` that names it."""
-    try:
-        yield
-    except MemoryError:  # says nothing about the file
-        raise
-    except Exception as error:  # decoders raise of everything
-        raise ValueError(f"{file}: expected {what}, got: {' '.join(str(error).split())[:200]}") from error
 
 
 class ClassRow(NamedTuple):
@@ -64,29 +44,30 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
         table: the table's name; default: the only one in the folder.
         columns: what a column is here -> its name in the table.
     """
-    if strange := [key for key in columns or {} if key not in _KEYS]:
-        raise ValueError(f"data.columns maps to {', '.join(_KEYS)}; got {strange[0]!r}")
+    check_columns(columns or {}, _KEYS)
     files = [folder / table] if table else []
     if not table and folder.is_dir():
         files = visible(folder, *_TABLES)
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise ValueError(
-            f"{folder}: expected one table of files and labels ({', '.join(_TABLES)}), found {names}: name it with "
-            "data.table"
+        refuse(
+            folder, f"one table of files and labels ({', '.join(_TABLES)})", found=f"{names}: name it with data.table"
         )
     rows: list[ClassRow] = []
     for number, entry in read_records(files[0], columns).rows:
         where = f"{files[0]}, row {number}"
-        cells = {key: owner_text(entry, key, f"{where}: ").strip() for key in _KEYS}
+        cells = {key: owner_text(entry, key, where).strip() for key in _KEYS}
         for key in ("image", "label"):
             if not cells[key]:
-                raise ValueError(f"{where}: expected a cell {key!r}, got the columns {', '.join(entry)}: name it with "
-                                 f'data.columns = {{ {key} = "..." }}')  # fmt: skip
+                refuse(
+                    where,
+                    f"a cell {key!r}",
+                    found=f"""the columns {", ".join(entry)}: name it with data.columns = {{ {key} = "..." }}""",
+                )
         cells["split"] = role_of(cells["split"], where) or "train"
         rows.append(ClassRow(where, *(cells[key] for key in _KEYS)))
     if not rows:
-        raise ValueError(f"{files[0]}: expected a row for each file, found none")
+        refuse(files[0], "a row for each file", found="none")
     return rows
 
 
@@ -103,7 +84,7 @@ def federate_classes(
     if partition == "client":
         table_rows = with_owner(table_rows, [row.client for row in rows], "client")
     if not table_rows:
-        raise ValueError(f"{rows[0].where}: partition 'client' needs a column client, and no row has one")
+        refuse(rows[0].where, "a column client for the partition 'client'", found="no row with one")
     owned_rows = [rows[number] for number in table_rows]
     answers = [row.label for row in owned_rows]
     clients = np.array([row.client for row in owned_rows])

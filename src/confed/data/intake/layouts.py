@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
-from xml.etree import ElementTree
 
 from confed.data.intake.account import Account
-from confed.data.intake.stream import encoding_of
+from confed.data.intake.stream import opened_text, read_xml, text_of
 from confed.data.intake.tables import read_cells, read_records
 from confed.data.intake.values import PICTURE_ENDINGS, Spellings, find_file, find_picture, plain_path
 from confed.data.intake.walk import LITTER, ROLES, visible, walk
 from confed.data.ml_files.coco import coco_records
 from confed.data.ml_files.records import LabelRecord
+from confed.data.refusals import expecting, refuse
 
 Layout = Literal[
     "lines", "yolo", "roboflow", "coco", "cvat", "createml", "label_studio", "voc", "labelme", "boxes", "one_hot"
@@ -52,7 +52,7 @@ def layout_records(
     """The pictures of a folder in one of the layouts, by their paths below it."""
     find_files, read = _LAYOUTS[layout]
     if not (files := find_files(folder)):
-        raise ValueError(f"{folder}: expected files in the layout {layout!r}, found none")
+        refuse(folder, f"files in the layout {layout!r}", found="none")
     shown: list[_Shown] = []
     for file in files:
         shown += read(folder, file)
@@ -71,7 +71,7 @@ def layout_records(
             continue
         name = picture.relative_to(folder).as_posix()
         if name in account.used:
-            raise ValueError(f"{where}: the picture {name!r} is that of {account.used[name]} already")
+            refuse(where, "a picture of its own", found=f"{name!r}, that of {account.used[name]} already")
         account.used[name] = where
         labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
         records.append(LabelRecord(file, row, name, labels, picture=name, split=split))
@@ -107,18 +107,18 @@ def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
         elif not picture.with_suffix(".txt").is_file():
             continue
         listed, labels = folder.joinpath(*parts), list[str]()
-        for number, line in enumerate(_text(listed).splitlines() if listed.is_file() else (), start=1):
+        for number, line in enumerate(text_of(listed).splitlines() if listed.is_file() else (), start=1):
             digits = line.split()[:1]
             if digits and not (digits[0].isdigit() and int(digits[0]) < len(names)):
                 expected = f"a class from 0 to {len(names) - 1} of {file.name}"
-                raise ValueError(f"{listed}, row {number}: expected {expected}, got {line!r:.80}")
+                refuse(f"{listed}, row {number}", f"{expected}", line)
             labels += [names[int(digit)] for digit in digits]
         yield _Shown(picture, labels, file, row, _split_of(picture.parent, folder))
 
 
 def _yolo_names(file: Path) -> list[str]:
     """Names of classes: a line each, or the key ``names`` of YAML as a list or by number."""
-    lines = _text(file).splitlines()
+    lines = text_of(file).splitlines()
     if file.suffix in (".txt", ".names"):
         return [line.strip() for line in lines if line.strip()]
     start = next((row for row, line in enumerate(lines) if line.startswith("names:")), len(lines))
@@ -127,13 +127,8 @@ def _yolo_names(file: Path) -> list[str]:
     items = re.findall(r"""(?:\d+\s*:\s*|-\s+|[\[,{]\s*)(?:\d+\s*:\s*)?("[^"]*"|'[^']*'|[^\s,\]}'"][^,\]}]*?)"""
                        r"""(?=\s*(?:[,\]}]|\d+\s*:|-\s|$))""", body)  # fmt: skip
     if not items:
-        raise ValueError(f"{file}: expected the names of classes under 'names', found none")
+        refuse(file, "the names of classes under 'names'", found="none")
     return [item.strip("\"' ") for item in items]
-
-
-def _text(file: Path) -> str:
-    encoding = encoding_of(file)
-    return file.read_text(encoding=encoding.name, errors=encoding.errors)
 
 
 # Roboflow: COCO's objects beside the pictures of each split ----------------------------------------------------
@@ -156,7 +151,7 @@ def _coco_files(folder: Path) -> list[Path]:
     keys, files = ('"images"', '"annotations"', '"categories"'), list[Path]()
     for file in visible(folder, ".json"):  # COCO's own are far larger, and have names by which they are known
         if file.stat().st_size < _LARGEST and not file.name.startswith("instances_") and _begins(file, "{"):
-            files += [file] if all(key in _text(file) for key in keys) else []
+            files += [file] if all(key in text_of(file) for key in keys) else []
     return files
 
 
@@ -166,8 +161,7 @@ def _coco(folder: Path, file: Path) -> Iterator[_Shown]:
 
 
 def _begins(file: Path, sign: str) -> bool:
-    encoding = encoding_of(file)
-    with file.open(encoding=encoding.name, errors=encoding.errors) as stream:
+    with opened_text(file) as stream:
         return stream.read(1000).lstrip().startswith(sign)
 
 
@@ -175,27 +169,26 @@ def _begins(file: Path, sign: str) -> bool:
 
 
 def _voc_files(folder: Path) -> list[Path]:
-    files = [file for file in _beside(folder, ".xml") if "<annotation" in _text(file)[:1000]]
-    return [file for file in files if "<object" in _text(file) or "<filename" in _text(file)]
+    files = [file for file in _beside(folder, ".xml") if "<annotation" in text_of(file)[:1000]]
+    return [file for file in files if "<object" in text_of(file) or "<filename" in text_of(file)]
 
 
 def _voc(folder: Path, file: Path) -> Iterator[_Shown]:
-    root = _xml(file)
+    root = read_xml(file)
     labels = [one.findtext("name") or "" for one in root.iter("object")]
     yield _Shown(_of_file(folder, file, root.findtext("filename") or ""), labels, file, 1, _split_of(file, folder))
 
 
 def _labelme_files(folder: Path) -> list[Path]:
     files = _beside(folder, ".json")
-    return files if files and all(mark in _text(files[0]) for mark in ('"shapes"', '"imagePath"')) else []
+    return files if files and all(mark in text_of(files[0]) for mark in ('"shapes"', '"imagePath"')) else []
 
 
 def _labelme(folder: Path, file: Path) -> Iterator[_Shown]:
-    try:
-        content: Any = json.loads(_text(file))
+    faults = (ValueError, RecursionError, KeyError, TypeError)
+    with expecting(file, "a file of LabelMe with shapes and their labels", *faults):
+        content: Any = json.loads(text_of(file))
         labels = [str(shape["label"]) for shape in content["shapes"]]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ValueError(f"{file}: expected a file of LabelMe with shapes and their labels, got: {error!r}") from error
     yield _Shown(_of_file(folder, file, str(content.get("imagePath"))), labels, file, 1, _split_of(file, folder))
 
 
@@ -223,21 +216,14 @@ _PICTURE_FOLDERS = ("images", "JPEGImages", "imgs", "")
 
 
 def _cvat_files(folder: Path) -> list[Path]:
-    return [file for file in (folder / "annotations.xml",) if file.is_file() and "<image " in _text(file)]
+    return [file for file in (folder / "annotations.xml",) if file.is_file() and "<image " in text_of(file)]
 
 
 def _cvat(folder: Path, file: Path) -> Iterator[_Shown]:
-    for row, image in enumerate(_xml(file).iter("image"), start=1):
+    for row, image in enumerate(read_xml(file).iter("image"), start=1):
         labels = [shape.get("label", "") for shape in image]
         place = find_file((folder, folder / "images"), image.get("name", ""))
         yield _Shown(place, labels, file, row, ROLES.get(image.get("subset", "").casefold(), ""))
-
-
-def _xml(file: Path) -> ElementTree.Element:
-    try:
-        return ElementTree.fromstring(file.read_bytes())
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise ValueError(f"{file}: expected an XML file, got: {error}; is it cut off?") from error
 
 
 # CreateML: a list of pictures with annotations -----------------------------------------------------------------
@@ -245,14 +231,14 @@ def _xml(file: Path) -> ElementTree.Element:
 
 def _createml_files(folder: Path) -> list[Path]:
     files = [file for file in _beside(folder, ".json") if _begins(file, "[")]
-    return [file for file in files if '"coordinates"' in _text(file) and '"annotations"' in _text(file)]
+    return [file for file in files if '"coordinates"' in text_of(file) and '"annotations"' in text_of(file)]
 
 
 def _createml(folder: Path, file: Path) -> Iterator[_Shown]:
     for row, entry in read_records(file).rows:
         named = entry.get("image", entry.get("imagefilename")) if isinstance(entry, dict) else None
         if not isinstance(named, str) or not isinstance(entry.get("annotations"), list):
-            raise ValueError(f"{file}, row {row}: expected a picture and its annotations, got {entry!r:.80}")
+            refuse(f"{file}, row {row}", "a picture and its annotations", entry)
         labels = [str(one.get("label", "")) for one in entry["annotations"] if isinstance(one, dict)]
         place = find_file((file.parent, folder / "images"), named)
         yield _Shown(place, labels, file, row, _split_of(file.parent, folder))
@@ -264,7 +250,7 @@ def _createml(folder: Path, file: Path) -> Iterator[_Shown]:
 def _label_studio_files(folder: Path) -> list[Path]:
     files: list[Path] = []
     for file in sorted(folder.glob("*.json")):
-        start = _text(file)[:20_000].lstrip()
+        start = text_of(file)[:20_000].lstrip()
         if start.startswith("[") and ('"annotations"' in start or '"annotation_id"' in start):
             files.append(file)
     return files
@@ -273,7 +259,7 @@ def _label_studio_files(folder: Path) -> list[Path]:
 def _label_studio(folder: Path, file: Path) -> Iterator[_Shown]:
     for row, entry in read_records(file).rows:
         if not isinstance(entry, dict):
-            raise ValueError(f"{file}, row {row}: expected a task of Label Studio, got {entry!r:.80}")
+            refuse(f"{file}, row {row}", "a task of Label Studio", entry)
         nested: Any = entry.get("data")
         data: dict[str, Any] = nested if isinstance(nested, dict) else entry
         named = next((data[key] for key in ("image", "img", "picture", "photo") if isinstance(data.get(key), str)), "")

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from confed.data.bounded_files import check_pixels, formats
+from confed.data.refusals import refuse
 
 PictureSource = Path | str | bytes | np.ndarray | Image.Image
 """A picture: a file, the bytes of one, an array, or what PIL has opened."""
@@ -64,7 +65,7 @@ def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarra
         name, file = name or str(source), Path(source)
         if not file.is_file():
             what = "a folder" if file.is_dir() else "nothing there"
-            raise ValueError(f"picture {name}: expected a picture file, found {what}")
+            refuse(f"picture {name}", "a picture file", found=what)
     try:
         # Only formats of pixels: some others are handed to another program.
         with Image.open(file, formats=formats()) as image:

@@ -2,10 +2,14 @@
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
+from xml.etree import ElementTree
+
+from confed.data.refusals import existing, expecting, read_text, refuse
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 24
@@ -46,18 +50,12 @@ def _windows(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("confed.windows", _windows)
 
 
-def _existing(file: Path) -> Path:
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    return file
-
-
 def encoding_of(file: Path, *, strict: bool = False) -> Encoding:
     """The encoding of a text file: by its mark, else UTF-16 where every other byte is zero, else UTF-8.
 
     Unless it is strict, bytes that are no UTF-8 are taken for those of Windows.
     """
-    with _existing(file).open("rb") as stream:
+    with existing(file).open("rb") as stream:
         head = stream.read(1024)
         for mark, (name, how_read) in _MARKS.items():
             if head.startswith(mark):
@@ -75,16 +73,46 @@ def encoding_of(file: Path, *, strict: bool = False) -> Encoding:
     return Encoding()
 
 
+@contextmanager
+def opened_text(file: Path, *, strict: bool = False) -> Iterator[TextIO]:
+    """A text file in its encoding."""
+    encoding = encoding_of(file, strict=strict)
+    with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        yield lines
+
+
+def text_of(file: Path) -> str:
+    """All of a text file in its encoding."""
+    with opened_text(file) as lines:
+        return lines.read()
+
+
+def read_xml(file: Path) -> ElementTree.Element:
+    """The root of an XML file."""
+    with expecting(file, "an XML file", ElementTree.ParseError, ValueError, LookupError):
+        return ElementTree.fromstring(file.read_bytes())
+
+
+def json_object(file: Path, keys: Collection[str] = ()) -> dict[str, Any]:
+    """A small JSON file that must be an object with some keys."""
+    written = read_text(file)
+    with expecting(file, "a JSON file", ValueError, RecursionError):
+        content: Any = json.loads(written)
+    if not isinstance(content, dict) or not set(keys) <= content.keys():
+        refuse(file, f"an object with {', '.join(keys)}", content)
+    return content
+
+
 # JSON, value by value ------------------------------------------------------------------------------------------
 
 
 def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> Iterator[tuple[int, Any]]:
     """The items of a list in a JSON file, with their numbers from 1."""
-    with _existing(file).open("rb") as stream:
+    with existing(file).open("rb") as stream:
         text = Window(file, stream, strict)
         if key is None:
             if text.peek() != "[":
-                raise ValueError(f"{file}: expected a list")
+                refuse(file, "a list", found="none")
             yield from text.items()
         else:
             yield from _under(text, key)
@@ -93,29 +121,29 @@ def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> It
 
 def json_lists(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
     """The items of the lists under some keys of an object, in the order of the file, with their numbers from 1."""
-    expected = f"{file}: expected an object with {', '.join(keys[:-1])} and {keys[-1]}"
+    expected = f"an object with {', '.join(keys[:-1])} and {keys[-1]}"
     left = set(keys)
-    with _existing(file).open("rb") as stream:
+    with existing(file).open("rb") as stream:
         window = Window(file, stream)
         if window.peek() != "{":
-            raise ValueError(expected)
+            refuse(file, expected, found="none")
         for key in window.members():
             if key not in left:
                 window.value()
                 continue
             left.remove(key)
             if window.peek() != "[":
-                raise ValueError(f"{file}: expected a list under {key!r}")
+                refuse(file, f"a list under {key!r}", found="none")
             for row, entry in window.items():
                 yield key, row, entry
         window.finish()
     if missing := [key for key in keys if key in left]:
-        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
+        refuse(file, f"an object with the key {missing[0]!r}", found="none")
 
 
 def json_text(file: Path, key: str, until: str) -> str:
     """A text that stands in a JSON object before a long list; empty if there is none."""
-    with _existing(file).open("rb") as stream:
+    with existing(file).open("rb") as stream:
         text = Window(file, stream)
         if text.peek() != "{":
             return ""
@@ -130,8 +158,9 @@ def json_text(file: Path, key: str, until: str) -> str:
 
 def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
     """Items of the list under one key of an object."""
+    expected = f"an object with a list under {wanted!r}"
     if text.peek() != "{":
-        raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
+        refuse(text.file, expected, found="none")
     reached = False
     for key in text.members():
         if key != wanted or reached:
@@ -139,10 +168,10 @@ def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
             continue
         reached = True
         if text.peek() != "[":
-            raise ValueError(f"{text.file}: expected a list under {wanted!r}")
+            refuse(text.file, expected, found="no list")
         yield from text.items()
     if not reached:
-        raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
+        refuse(text.file, expected, found="no such key")
 
 
 class Readable(Protocol):
@@ -172,7 +201,7 @@ class Window:
             yield number, self.value(f", row {number}")
             separator = self.take()
         if separator != "]":
-            raise ValueError(f"{self.file}: expected ',' or ']' after row {number}, got {separator!r}")
+            refuse(self.file, f"',' or ']' after row {number}", separator)
 
     def members(self) -> Iterator[str]:
         """The keys of the object that starts here; the caller reads the value of each before the next."""
@@ -182,12 +211,12 @@ class Window:
         while separator == ",":
             key = self.value()
             if not isinstance(key, str) or self.take() != ":":
-                raise ValueError(f"{self.file}: expected a key and ':', near {key!r:.40}")
+                refuse(self.file, "a key and ':'", key)
             self.peek()
             yield key
             separator = self.take()
         if separator != "}":
-            raise ValueError(f"{self.file}: expected ',' or '}}' behind the value of {key!r:.40}, got {separator!r}")
+            refuse(self.file, f"',' or '}}' behind the value of {key!r:.40}", separator)
 
     def peek(self) -> str:
         """The next character that is no white space; it stays unread."""
@@ -197,7 +226,7 @@ class Window:
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
-                raise ValueError(f"{self.file}: ends too early, after {self._bytes} bytes; is it cut off?")
+                refuse(self.file, "more", found=f"an end after {self._bytes} bytes", remedy="is it cut off?")
 
     def take(self) -> str:
         """The same, and goes behind it."""
@@ -234,13 +263,11 @@ class Window:
         while not self._text[self._at :].strip():
             if not self._more():
                 return
-        raise ValueError(f"{self.file}: expected nothing behind the last value")
+        refuse(self.file, "nothing behind the last value", found="more")
 
     def _more(self) -> bool:
         chunk = self._stream.read(_CHUNK)
         self._bytes += len(chunk)
-        try:
+        with expecting(self.file, "UTF-8 text", UnicodeDecodeError):
             self._text, self._at = self._text[self._at :] + self._decoder.decode(chunk), 0
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.file}: expected UTF-8 text, got: {error}") from error
         return bool(chunk)

@@ -17,9 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from confed.data.intake.stream import encoding_of, json_items
+from confed.data.intake.stream import encoding_of, json_items, opened_text
 from confed.data.intake.values import whole_numbers, without_fraction
 from confed.data.intake.walk import ROLES
+from confed.data.refusals import check_choice, existing, expecting, library, refuse
 
 # JSON lines, plain or compressed with gzip or Zstandard -------------------------------------------------------
 
@@ -29,22 +30,19 @@ def read_jsonl(file: Path, keys: Collection[str] = (), *, strict: bool = True) -
 
     Of published files the encoding is strict; people's own may be of Windows.
     """
-    row = 0
-    with _opened(file, strict) as lines:
-        try:
-            for row, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
+    with _opened(file, strict) as lines, expecting(file, "UTF-8 text", UnicodeDecodeError):
+        for row, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
                 entry = json.loads(line)
-                if not isinstance(entry, dict):
-                    raise ValueError(f"{file}, row {row}: expected an object, got {entry!r:.80}")
-                if missing := [key for key in keys if key not in entry]:
-                    raise ValueError(f"{file}, row {row}: expected the key {missing[0]!r}, got {entry!r:.80}")
-                yield row, entry
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{file}, row {row}: expected one JSON object, got: {error}; is it cut off?") from error
+            except (json.JSONDecodeError, RecursionError) as error:
+                refuse(f"{file}, row {row}", "one JSON object", found=error, remedy="is it cut off?")
+            if not isinstance(entry, dict):
+                refuse(f"{file}, row {row}", "an object", entry)
+            if missing := [key for key in keys if key not in entry]:
+                refuse(f"{file}, row {row}", f"the key {missing[0]!r}", entry)
+            yield row, entry
 
 
 @contextmanager
@@ -52,29 +50,22 @@ def _opened(file: Path, strict: bool) -> Iterator[TextIO]:
     """The file's lines, decompressed where they are compressed."""
     ending = file.suffix.lower()
     if ending not in (".gz", ".zst", ".zstd"):
-        encoding = encoding_of(file, strict=strict)
-        with file.open(encoding=encoding.name, errors=encoding.errors) as lines:
+        with opened_text(file, strict=strict) as lines:
             yield lines
         return
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    library: Any = gzip if ending == ".gz" else _zstandard(file)
-    faults = (OSError, zlib.error) if library is gzip else (library.ZstdError,)
-    try:
-        with library.open(file, "rt", encoding="utf-8-sig") as lines:
-            yield lines
-    except (EOFError, *faults) as error:
-        raise ValueError(f"{file}: expected a complete compressed file, got: {error}; is it cut off?") from error
+    module: Any = gzip if ending == ".gz" else _zstandard(existing(file))
+    faults = (OSError, zlib.error) if module is gzip else (module.ZstdError,)
+    expected = expecting(file, "a complete compressed file", EOFError, *faults)
+    with expected, module.open(existing(file), "rt", encoding="utf-8-sig") as lines:
+        yield lines
 
 
 def _zstandard(file: Path) -> Any:
     """Python's own module where it has one, or the same for older Pythons."""
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return import_module(name)
-        except ImportError:
-            continue
-    raise ValueError(f"reading {file} needs the package backports.zstd: pip install '.[captions]' -c constraints.txt")
+    try:
+        return import_module("compression.zstd")
+    except ImportError:
+        return library("backports.zstd", file, "captions")
 
 
 # Files with a record per row, as dictionaries -----------------------------------------------------------------
@@ -107,9 +98,7 @@ class Records:
 
 def read_records(file: Path, columns: Mapping[str, str] | None = None) -> Records:
     """The records of a file; ids and classes that another tool has made floats are whole numbers again."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    ending, mapped = file.suffix.lower(), columns or {}
+    ending, mapped = existing(file).suffix.lower(), columns or {}
     if ending in (".csv", ".tsv"):
         rows, how_read = read_cells(file, mapped.values())
     elif ending == ".parquet":
@@ -190,10 +179,10 @@ def renamed(entry: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     return {**unmapped, **{key: entry[name] for key, name in columns.items() if name in entry}}
 
 
-def check_columns(columns: Mapping[str, str]) -> None:
+def check_columns(columns: Mapping[str, str], known: Collection[str] = COLUMNS) -> None:
     """Check of what columns are mapped to."""
-    if strange := [name for name in columns if name not in COLUMNS]:
-        raise ValueError(f"data.columns maps to {', '.join(COLUMNS)}; got {strange[0]!r}")
+    for name in columns:
+        check_choice("what data.columns maps to", name, known)
 
 
 # Tables of text: CSV, TSV and their dialects ------------------------------------------------------------------
@@ -204,10 +193,8 @@ def read_cells(
 ) -> tuple[list[tuple[int, dict[str, str]]], str]:
     """The rows of a table of text with a header, and how it is read; blank cells are left out, or empty."""
     encoding = encoding_of(file)
-    try:
+    with expecting(file, "a table in UTF-8 with a header", UnicodeDecodeError):
         text = file.read_text(encoding=encoding.name, errors=encoding.errors)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: expected a table in UTF-8 with a header: {error}") from error
     lines = text.split("\n")  # line ends of all systems are these by now
     start = 0
     given = lines[0].removeprefix("sep=") if lines[0].startswith("sep=") else ""
@@ -328,8 +315,12 @@ def _checked(
     for row, given in rows:
         cells = given if any(cell.strip() for cell in given[width:]) else given[:width]
         if len(cells) != width:
-            raise ValueError(f"{file}, row {row}: expected {width} cells, as the header, got {len(cells)}; put quotes "
-                             "around cells that hold the delimiter")  # fmt: skip
+            refuse(
+                f"{file}, row {row}",
+                f"{width} cells, as the header",
+                found=len(cells),
+                remedy="put quotes around cells that hold the delimiter",
+            )
         yield row, cells
 
 
@@ -338,30 +329,28 @@ def _checked(
 
 def parquet_rows(file: Path, needed: Collection[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file."""
-    try:
-        arrow: Any = import_module("pyarrow")
-        library: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ValueError(
-            f"{file}: Parquet needs the package pyarrow: pip install '.[data]' -c constraints.txt"
-        ) from error
-    try:
-        with library.ParquetFile(file) as table:
-            check_header(file, needed, table.schema_arrow.names)
-            row = 1
-            for batch in table.iter_batches(1024):
-                for entry in batch.to_pylist():
-                    yield row, {key: value for key, value in entry.items() if value is not None}
-                    row += 1
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{file}: expected a Parquet file: {' '.join(str(error).split())[:200]}") from error
+    arrow = library("pyarrow", file, "data")
+    with opened_parquet(file) as table, expecting(file, "a Parquet file", arrow.ArrowException, OSError):
+        check_header(file, needed, table.schema_arrow.names)
+        row = 1
+        for batch in table.iter_batches(1024):
+            for entry in batch.to_pylist():
+                yield row, {key: value for key, value in entry.items() if value is not None}
+                row += 1
 
 
-def check_header(file: Path, needed: Collection[str], names: Sequence[str]) -> None:
+def opened_parquet(file: Path) -> Any:
+    """A Parquet file of which nothing but its description is read."""
+    arrow = library("pyarrow", file, "data")
+    with expecting(file, "a complete Parquet file", arrow.ArrowException, OSError):
+        return library("pyarrow.parquet", file, "data").ParquetFile(file)
+
+
+def check_header(file: object, needed: Collection[str], names: Sequence[str]) -> None:
     """Check that a table has columns with names of their own, and those that are needed."""
     if not names:
-        raise ValueError(f"{file}: expected a header with the names of columns, found none")
+        refuse(file, "a header with the names of columns", found="none")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{file}: the column {twice[0]!r} comes twice; give each a name of its own")
+        refuse(file, "a name of its own for each column", found=f"{twice[0]!r} twice")
     if missing := [name for name in needed if name not in names]:
-        raise ValueError(f"{file}: data.columns names {missing[0]!r}, and there are {', '.join(map(str, names))}")
+        refuse(file, f"the column {missing[0]!r} that data.columns names", found=", ".join(map(str, names)))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from confed.data.refusals import refuse
+
 ENDINGS = frozenset({
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
     ".jp2", ".avif", ".tga",
@@ -25,7 +27,7 @@ def role_of(split: str, where: str) -> str:
     """The role "train", "val" or "test" that a row gives in any case; empty for a blank one."""
     name = split.strip().casefold()
     if name and name not in ROLES:
-        raise ValueError(f"{where}: expected the split train, validation or test, got {split!r}")
+        refuse(where, "the split train, validation or test", split)
     return ROLES.get(name, "")
 
 
@@ -168,6 +170,6 @@ def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], Walk]:
             "pictures in a folder per class, or name each one's class in labels.jsonl beside images/"
         )
     if not deep and (unread := [note for note in walked.notes() if _SAVE in note]):
-        raise ValueError(f"{folder}: expected pictures that are read, found {'; '.join(unread)}")
+        refuse(folder, "pictures that are read", found="; ".join(unread))
     without_class = {why: pictures for why, pictures in ((BARE, bare), (SHALLOW, shallow)) if pictures}
     return paths, Walk(walked.pictures, {**walked.left, **without_class})

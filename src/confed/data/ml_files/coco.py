@@ -14,7 +14,8 @@ import numpy as np
 from confed.data.intake.stream import json_items, json_lists
 from confed.data.intake.values import plain_path
 from confed.data.ml_files.records import LabelRecord, optional_text
-from confed.data.vl_files.records import Distinct, number, text
+from confed.data.refusals import Distinct, refuse
+from confed.data.vl_files.records import number, text
 
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
@@ -69,8 +70,6 @@ def coco_records(
 
     The file is read value by value: outlines, most of its hundreds of megabytes, are never in memory together.
     """
-    if level not in ("category", "supercategory"):
-        raise ValueError(f"level must be category or supercategory, got {level!r}")
     content = _instances(file, crowds)
     for image, labels in _labels(content, level):
         if labels or unlabelled:
@@ -105,13 +104,11 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
     entry_id = number(entry, "id", file, row, below=_IDS)
     if key == "images":
         if entry_id in content.images:
-            raise ValueError(
-                f"{file}, row {row} of images: the id {entry_id} is that of row {content.rows[entry_id]} already"
-            )
+            refuse(f"{file}, row {row} of images", "an id of its own", found=f"that of row {content.rows[entry_id]}")
         content.images[entry_id], content.rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
     elif key == "categories":
         if entry_id in content.categories:
-            raise ValueError(f"{file}, row {row} of categories: the id {entry_id} comes twice")
+            refuse(f"{file}, row {row} of categories", "an id of its own", found=f"{entry_id} again")
         content.categories[entry_id] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
     else:
         annotations.add(entry_id, file, row)
@@ -128,9 +125,7 @@ def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, .
     for what, ids, declared in (("picture", images, content.images), ("category", categories, content.categories)):
         strange = np.setdiff1d(ids, np.fromiter(declared, dtype=np.int64, count=len(declared)))
         if len(strange):
-            raise ValueError(
-                f"an object has the {what} {strange[0]}, which the file does not describe ({len(strange)} such ids)"
-            )
+            refuse("objects", f"each {what} described in the file", found=f"{strange[0]} ({len(strange)} such ids)")
     # One sorted row per picture and category: all labels of a picture stand together.
     pairs = np.unique(np.stack([images, categories], axis=1), axis=0) if len(images) else np.zeros((0, 2), np.int64)
     starts = np.searchsorted(pairs[:, 0], np.fromiter(content.images, dtype=np.int64), side="left")

@@ -11,7 +11,8 @@ from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
-from confed.data.vl_files.records import Distinct, text, texts
+from confed.data.refusals import Distinct, read_text, refuse
+from confed.data.vl_files.records import text, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,12 @@ class LabelRecord:
     def __post_init__(self) -> None:
         # A name without a folder, which most have, is checked without parsing it: there are hundreds of thousands.
         if self.picture in (".", "..") or ("/" in self.picture and not _stays_inside(PurePosixPath(self.picture))):
-            raise ValueError(
-                f"{self.where}: expected a picture's name, without a way out of its folder, got {self.picture!r}"
-            )
+            refuse(self.where, "a picture's name, without a way out of its folder", self.picture)
         if not self.picture and not self.text:
-            raise ValueError(f"{self.where}: expected a picture or a text, got neither")
+            refuse(self.where, "a picture or a text", found="neither")
         for label in (*self.labels, *self.fine):
             if not label.strip():
-                raise ValueError(f"{self.where}: expected the names of labels, got an empty one")
+                refuse(self.where, "the names of labels", found="an empty one")
 
     @property
     def where(self) -> str:
@@ -129,7 +128,7 @@ def line_records(
             tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
             picture,
             words,
-            owner_text(entry, user, f"{where}: ") if user else "",
+            owner_text(entry, user, where) if user else "",
             optional_text(entry, "split", file, row),
             united_by(entry),
         )
@@ -143,7 +142,7 @@ def _labels(entry: dict[str, Any], where: str, spelled: Spellings) -> tuple[str,
     if not isinstance(given, list) and plain_text(given) == "":
         raise Blank("no labels")
     if not isinstance(given, list) or any(plain_text(label) is None for label in given):
-        raise ValueError(f"{where}: expected a list of texts as 'labels', got {given!r:.80}; write them as [...]")
+        refuse(where, "a list of texts as 'labels'", given, remedy="write them as [...]")
     labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
     if given and not labels:
         raise Blank("blank labels")
@@ -152,14 +151,8 @@ def _labels(entry: dict[str, Any], where: str, spelled: Spellings) -> tuple[str,
 
 def listed_labels(file: Path) -> tuple[str, ...]:
     """The names of labels in a text file with one a line, in their order; empty lines are left out."""
-    if not file.is_file():
-        raise ValueError(f"the file {file} does not exist")
-    try:
-        # Editors that mark a file as UTF-8 must not make the mark a part of the first label.
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    lines = read_text(file).splitlines()
     labels = tuple(filter(None, map(plain_text, lines)))
     if not labels:
-        raise ValueError(f"{file}: expected one label a line, got none")
+        refuse(file, "one label a line", found="none")
     return labels

@@ -10,6 +10,7 @@ import numpy as np
 
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ragged import PackedTexts, Ragged, multi_hot, offsets_of
+from confed.data.refusals import check_form
 
 _LISTED = 5
 """How many offenders a message names."""
@@ -83,8 +84,7 @@ class MultiLabelTable:
 
     def keep(self, mask: np.ndarray) -> "MultiLabelTable":
         """The rows that a mask (N,) is true for; users without any row are left out."""
-        if mask.shape != (len(self),):
-            raise ValueError(f"the mask must have shape ({len(self)},), got {mask.shape}")
+        check_form("the mask", mask, None, len(self))
         if mask.all():
             return self
         rows = np.flatnonzero(mask)
@@ -160,8 +160,6 @@ def build_table(
 
     Rows keep their order within a user, users that of their first row. Records are taken one by one.
     """
-    if level not in ("labels", "fine"):
-        raise ValueError(f"level must be labels or fine, got {level!r}")
     numbers: dict[str, int] = {}
     if labels is not None:
         _check_distinct(labels)

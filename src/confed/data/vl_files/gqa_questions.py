@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from confed.data.intake.stream import Readable, Window
+from confed.data.refusals import check_choice, existing_folder, refuse
 
 Questions = Literal["balanced", "all"]
 """GQA's balanced question files, or all questions (the training file then comes in parts)."""
@@ -53,12 +54,12 @@ class Source:
 
     def _question(self, key: str, entry: Any) -> Question:
         if not isinstance(entry, dict):
-            raise ValueError(f"{self.file}: question {key!r}: expected an object, got {entry!r:.80}")
+            refuse(f"{self.file}: question {key!r}", "an object", entry)
         values = [entry.get(name) for name in ("imageId", "question", "answer")]
         for name, value in zip(("imageId", "question", "answer"), values, strict=True):
             if not isinstance(value, str) or not value.strip():
                 hint = "; GQA's test and challenge files have no answers" if name == "answer" and value is None else ""
-                raise ValueError(f"{self.file}: question {key!r}: expected a text as {name!r}, got {value!r:.80}{hint}")
+                refuse(f"{self.file}: question {key!r}", f"a text as {name!r}", found=f"{value!r:.80}{hint}")
         types = entry.get("types")
         kind = types.get("structural") if isinstance(types, dict) else None
         image, question, answer = (str(value) for value in values)
@@ -69,7 +70,7 @@ class Source:
             read = _Read(stream)
             text = Window(self.file, read)
             if text.peek() != "{":
-                raise ValueError(f"{self.file}: expected one object, question id -> question, as GQA has it")
+                refuse(self.file, "one object, question id -> question, as GQA has it", found="none")
             for key in text.members():
                 yield key, text.value(f": question {key!r}")
             text.finish()
@@ -91,10 +92,8 @@ class _Read:
 
 def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Source]]:
     """The official files "train" and "val" of a GQA folder, also in its subfolder ``questions1.2`` or ``questions``."""
-    if kind not in get_args(Questions):
-        raise ValueError(f"questions must be one of {', '.join(get_args(Questions))}, got {kind!r}")
-    if not folder.is_dir():
-        raise ValueError(f"the GQA folder {folder} does not exist")
+    check_choice("questions", kind, get_args(Questions))
+    existing_folder(folder)
     sources: dict[str, list[Source]] = {}
     for role in ("train", "val"):
         stem = f"{role}_{kind}_questions"
@@ -106,10 +105,8 @@ def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list
                 break
         else:
             files_here = _question_files_in(folder)
-            raise ValueError(
-                f"expected {stem}.json, or its parts in a folder {stem}, in {folder}; found "
-                f"{', '.join(files_here) or 'no question file'}"
-            )
+            expected = f"{stem}.json, or its parts in a folder {stem}"
+            refuse(folder, expected, found=", ".join(files_here) or "no question file")
     return sources
 
 

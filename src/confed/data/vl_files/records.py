@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from confed.data.refusals import check_choice, check_inside, first_of, refuse
 from confed.metrics.vqa import normalise_answer
 
 ANNOTATORS = 10
@@ -38,11 +39,7 @@ class Record:
 
     def __post_init__(self) -> None:
         for picture in self.pictures:
-            path = PurePosixPath(picture)
-            if path.is_absolute() or ".." in path.parts or not path.name:
-                raise ValueError(
-                    f"{self.where}: expected a picture's name, without a way out of its folder, got {picture!r}"
-                )
+            check_inside(picture, self.where)
 
     @property
     def where(self) -> str:
@@ -50,24 +47,11 @@ class Record:
         return f"{self.file}, row {self.row}"
 
 
-class Distinct:
-    """Check of identifiers for duplicates."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self._rows = what, dict[Any, int]()
-
-    def add(self, value: Any, file: Path, row: int) -> None:
-        """Notes an identifier."""
-        first = self._rows.setdefault(value, row)
-        if first != row:
-            raise ValueError(f"{file}, row {row}: the {self.what} {value!r} is that of row {first} already")
-
-
 def text(entry: Any, key: str, file: Path, row: int) -> str:
     """A text that is not empty."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{file}, row {row}: expected a text as {key!r}, got {value!r:.80}")
+        refuse(f"{file}, row {row}", f"a text as {key!r}", value)
     return value
 
 
@@ -75,7 +59,7 @@ def texts(entry: Any, key: str, file: Path, row: int) -> list[str]:
     """A list of texts."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{file}, row {row}: expected a list of texts as {key!r}, got {value!r:.80}")
+        refuse(f"{file}, row {row}", f"a list of texts as {key!r}", value)
     return value
 
 
@@ -84,7 +68,7 @@ def number(entry: Any, key: str, file: Path, row: int, *, below: int | None = No
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (below is not None and value >= below):
         expected = "an integer of at least 0" if below is None else f"an integer from 0 to {below - 1}"
-        raise ValueError(f"{file}, row {row}: expected {expected} as {key!r}, got {value!r:.80}")
+        refuse(f"{file}, row {row}", f"{expected} as {key!r}", value)
     return value
 
 
@@ -92,12 +76,12 @@ def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tupl
     """The answers of ten annotators, normalised, and the one that counts as right."""
     given = entry.get("answers") if isinstance(entry, dict) else None
     if not isinstance(given, list):
-        raise ValueError(f"{file}, row {row}: expected a list of annotators as 'answers', got {given!r:.80}")
+        refuse(f"{file}, row {row}", "a list of annotators as 'answers'", given)
     answers: list[str] = []
     for one in given:
         value = one.get("answer") if isinstance(one, dict) else None
         if not isinstance(value, str):
-            raise ValueError(f"{file}, row {row}: expected a text as each annotator's 'answer', got {value!r:.80}")
+            refuse(f"{file}, row {row}", "a text as each annotator's 'answer'", value)
         answers.append(value)
     return agreed(answers, file, row, main)
 
@@ -105,7 +89,7 @@ def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tupl
 def agreed(given: Sequence[str], file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
     """The same of answers that are bare texts; see :func:`annotated`."""
     if len(given) != ANNOTATORS:
-        raise ValueError(f"{file}, row {row}: expected the answers of {ANNOTATORS} annotators, got {len(given)}")
+        refuse(f"{file}, row {row}", f"the answers of {ANNOTATORS} annotators", found=len(given))
     answers = [_normal_form(answer) for answer in given]
     right = Counter(answers).most_common(1)[0][0] if main is None else _normal_form(main)
     return right, tuple(answers)
@@ -119,13 +103,9 @@ def _normal_form(answer: str) -> str:
 
 def check_split(split: str, known: Collection[str], dataset: str) -> None:
     """Check that a dataset has a split with answers."""
-    if split not in known:
-        raise ValueError(f"{dataset}: split must be one of {', '.join(known)}, got {split!r}")
+    check_choice(f"{dataset}: split", split, known)
 
 
 def find(folder: Path, names: Sequence[str], dataset: str) -> Path:
     """The first of several possible files that is there."""
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise ValueError(f"{dataset}: expected {' or '.join(names)} in {folder}")
+    return first_of([folder / name for name in names], f"the questions of {dataset}")

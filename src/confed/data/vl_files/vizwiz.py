@@ -14,10 +14,74 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from confed.data.intake.account import Account
 from confed.data.intake.stream import json_items
 from confed.data.intake.tables import read_jsonl
+from confed.data.refusals import Distinct, check_choice, existing, read_text, refuse
 from confed.data.vl_files.gqa_questions import question_files
-from confed.data.vl_files.records import Distinct, Record, agreed, annotated, check_split, find, number, text, texts
+from confed.data.vl_files.records import Record, agreed, annotated, check_split, find, number, text, texts
+
+ENTAILMENT_LABELS = ("entailment", "contradiction", "neutral")
+"""Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
+
+
+def snli_ve_records(folder: Path, split: str, account: Account | None = None) -> Iterator[Record]:
+    """The hypotheses (``sentence2``) of a split; a model sees the picture instead of the premise.
+
+    Rows on which the annotators did not agree (``gold_label`` "-") are left out, and noted in the account.
+    """
+    check_split(split, ("train", "dev", "test"), "snli_ve")
+    file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")
+    distinct = Distinct("pairID")
+    for row, entry in read_jsonl(file):
+        label = text(entry, "gold_label", file, row)
+        if label == "-":
+            if account is not None:
+                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.leave("annotators do not agree", f"{file}, row {row}")
+            continue
+        if label not in ENTAILMENT_LABELS:
+            refuse(f"{file}, row {row}", f"a gold_label out of {', '.join(ENTAILMENT_LABELS)} or -", label)
+        key = text(entry, "pairID", file, row)
+        distinct.add(key, file, row)
+        picture = f"{text(entry, 'Flickr30K_ID', file, row)}.jpg"
+        question = text(entry, "sentence2", file, row)
+        yield Record(file, row, f"snli_ve-{key}", (picture,), question, label, "entailment")
+
+
+# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
+
+PAIR_LABELS = ("False", "True")
+"""Answers in the order of their labels 0 and 1."""
+
+
+def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
+    """The sentences of a split, with the pictures of their left and right side.
+
+    Pictures are ``<identifier without its last part>-img0.png`` and ``-img1.png``, below the training split's numbered
+    directories ``<directory>/...``.
+    """
+    check_split(split, ("train", "dev", "test1", "test2"), "nlvr2")
+    file = find(folder, [f"data/{split}.json", f"{split}.json", f"nlvr2/data/{split}.json"], "nlvr2")
+    distinct = Distinct("identifier")
+    for row, entry in read_jsonl(file):
+        key, label = text(entry, "identifier", file, row), text(entry, "label", file, row)
+        distinct.add(key, file, row)
+        pair, separator, _ = key.rpartition("-")
+        if not separator or label not in PAIR_LABELS:
+            what = f"the identifier {key!r}" if not separator else f"the label {label!r}"
+            refuse(
+                f"{file}, row {row}",
+                "an identifier 'split-set-pair-sentence' and a label 'True' or 'False'",
+                found=what,
+            )
+        directory = entry.get("directory")
+        below = f"{directory}/" if isinstance(directory, int) and split == "train" else ""
+        pictures = (f"{below}{pair}-img0.png", f"{below}{pair}-img1.png")
+        yield Record(file, row, f"nlvr2-{key}", pictures, text(entry, "sentence", file, row), label, "pair")
+
+
+# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
 
 # CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
 
@@ -42,15 +106,14 @@ def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
     and counts as one, as it is written.
     """
     check_split(split, ("train", "val"), "clove")
-    if stage not in (*SCENES, *FUNCTIONS):
-        raise ValueError(f"clove: stage must be one of {', '.join((*SCENES, *FUNCTIONS))}, got {stage!r}")
+    check_choice("clove: stage", stage, (*SCENES, *FUNCTIONS))
     file = _file(folder, stage, split)
     distinct = Distinct("question_id")
     for row, entry in json_items(file):
         key = text(entry, "question_id", file, row)
         distinct.add(key, file, row)
         if entry.get("stage", stage) != stage:
-            raise ValueError(f"{file}, row {row}: expected the stage {stage!r}, got {entry['stage']!r}")
+            refuse(f"{file}, row {row}", f"the stage {stage!r}", entry["stage"])
         picture, question = text(entry, "image_id", file, row), text(entry, "question", file, row)
         answer, answers = text(entry, "answer", file, row), texts(entry, "answers", file, row)
         several = None
@@ -75,11 +138,9 @@ def _file(folder: Path, stage: str, split: str) -> Path:
             return base / f"{name}.json"
     for base in bases:
         if (base / f"{name}.npy").is_file():
-            raise ValueError(
-                f"{base / name}.npy holds pickled Python objects, which can run code as they are read; "
-                f"expected the same questions from the JSON release, json/{setting}/{name}.json"
-            )
-    raise ValueError(f"clove: expected json/{setting}/{name}.json in {folder}")
+            remedy = "take them from the JSON release, as pickled objects can run code when they are read"
+            refuse("clove", f"json/{setting}/{name}.json", found=f"{base / name}.npy", remedy=remedy)
+    return existing(bases[0] / f"{name}.json", f"clove: json/{setting}/{name}.json of the JSON release")
 
 
 # Reader of VCR (Zellers et al., 2019), question to answer -----------------------------------------------------
@@ -100,7 +161,7 @@ def vcr_records(folder: Path, split: str) -> Iterator[Record]:
         offered = entry.get("answer_choices")
         if not isinstance(offered, list) or len(offered) != CHOICES:
             count = len(offered) if isinstance(offered, list) else offered
-            raise ValueError(f"{file}, row {row}: expected {CHOICES} answers as 'answer_choices', got {count}")
+            refuse(f"{file}, row {row}", f"{CHOICES} answers as 'answer_choices'", found=count)
         yield Record(
             file,
             row,
@@ -116,7 +177,7 @@ def vcr_records(folder: Path, split: str) -> Iterator[Record]:
 def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> str:
     """Tokens as one text; a list of positions becomes the names of those objects."""
     if not isinstance(tokens, list) or not tokens:
-        raise ValueError(f"{file}, row {row}: expected a list of tokens as {key!r}, got {tokens!r:.80}")
+        refuse(f"{file}, row {row}", f"a list of tokens as {key!r}", tokens)
     words: list[str] = []
     for token in tokens:
         if isinstance(token, str):
@@ -125,9 +186,10 @@ def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> s
         positions = token if isinstance(token, list) else [token]
         for position in positions:
             if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < len(objects):
-                raise ValueError(
-                    f"{file}, row {row}: expected in {key!r} words or lists of positions among the {len(objects)} "
-                    f"objects, got {token!r:.40}"
+                refuse(
+                    f"{file}, row {row}",
+                    f"in {key!r} words or lists of positions among the {len(objects)} objects",
+                    token,
                 )
         words.append(" and ".join(f"{objects[position]} {position + 1}" for position in positions))
     return " ".join(words)
@@ -166,7 +228,7 @@ def cocoqa_records(folder: Path, split: str) -> Iterator[Record]:
     columns = {name: _lines(folder / split / name) for name in _FILES}
     if len({len(lines) for lines in columns.values()}) > 1:
         counts = ", ".join(f"{name} {len(lines)}" for name, lines in columns.items())
-        raise ValueError(f"{folder / split}: expected files with as many lines each, got {counts}")
+        refuse(folder / split, "files with as many lines each", found=counts)
     for row, (image, question, answer, kind) in enumerate(zip(*columns.values(), strict=True), start=1):
         for name, value, pattern in (
             ("img_ids.txt", image, r"[0-9]{1,12}"),
@@ -176,18 +238,13 @@ def cocoqa_records(folder: Path, split: str) -> Iterator[Record]:
         ):
             if not re.fullmatch(pattern, value):
                 expected = {"img_ids.txt": "a COCO number", "types.txt": "a type from 0 to 3"}.get(name, "a text")
-                raise ValueError(f"{folder / split / name}, row {row}: expected {expected}, got {value!r:.80}")
+                refuse(f"{folder / split / name}, row {row}", f"{expected}", value)
         file, name = folder / split / "questions.txt", f"cocoqa-{split}-{row - 1}"
         yield Record(file, row, name, (f"{int(image):012d}",), question, answer, TYPES[int(kind)])
 
 
 def _lines(file: Path) -> list[str]:
-    if not file.is_file():
-        raise ValueError(f"cocoqa: the file {file} does not exist")
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    lines = read_text(file).split("\n")
     return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
@@ -204,9 +261,7 @@ def aqua_records(folder: Path, split: str) -> Iterator[Record]:
     for row, entry in json_items(file):
         knowledge = entry.get("need_external_knowledge") if isinstance(entry, dict) else None
         if not isinstance(knowledge, bool):
-            raise ValueError(
-                f"{file}, row {row}: expected true or false as 'need_external_knowledge', got {knowledge!r}"
-            )
+            refuse(f"{file}, row {row}", "true or false as 'need_external_knowledge'", knowledge)
         yield Record(
             file,
             row,

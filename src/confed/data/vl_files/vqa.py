@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from confed.data.intake.stream import json_items, json_text
-from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, number, text
+from confed.data.refusals import Distinct, check_choice, refuse
+from confed.data.vl_files.records import Record, annotated, check_split, find, number, text
 
 Kind = Literal["vqa_v2", "vqa_abstract"]
 """Photographs of COCO (v2), or clip-art scenes."""
@@ -42,8 +43,7 @@ _LAYOUTS: dict[str, _Layout] = {
 
 def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Record]:
     """The questions of one split in the order of the annotation file; question types are the answer types."""
-    if kind not in _LAYOUTS:
-        raise ValueError(f"kind must be one of {', '.join(_LAYOUTS)}, got {kind!r}")
+    check_choice("kind", kind, _LAYOUTS)
     layout = _LAYOUTS[kind]
     check_split(split, layout.splits, kind)
     asked_in = find(folder, [name.format(split) for name in layout.questions], kind)
@@ -51,7 +51,7 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
     for file, items in ((asked_in, "questions"), (answered_in, "annotations")):
         given = json_text(file, "data_subtype", items)
         if given not in ("", split):
-            raise ValueError(f"{file}: expected the split {split!r}, got {given!r} (its 'data_subtype')")
+            refuse(file, f"the split {split!r}", found=f"{given!r} (its 'data_subtype')")
     question_of_id: dict[int, tuple[int, str]] = {}
     distinct = Distinct("question_id")
     for row, entry in json_items(asked_in, "questions"):
@@ -62,14 +62,12 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
     for row, entry in json_items(answered_in, "annotations"):
         key = number(entry, "question_id", answered_in, row)
         distinct.add(key, answered_in, row)
+        where = f"{answered_in}, row {row}"
         if key not in question_of_id:
-            raise ValueError(f"{answered_in}, row {row}: the question {key} is not in {asked_in.name}")
+            refuse(where, f"a question of {asked_in.name}", found=f"the question {key}")
         image, question = question_of_id.pop(key)
         if number(entry, "image_id", answered_in, row) != image:
-            raise ValueError(
-                f"{answered_in}, row {row}: question {key} is about picture {image} in {asked_in.name}, "
-                f"here about {entry['image_id']}"
-            )
+            refuse(where, f"question {key} about picture {image}, as in {asked_in.name}", found=entry["image_id"])
         main = text(entry, "multiple_choice_answer", answered_in, row)
         answer, annotations = annotated(entry, answered_in, row, main)
         kind_of_answer = text(entry, "answer_type", answered_in, row)
@@ -77,6 +75,4 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
         yield Record(answered_in, row, f"{kind}-{key}", (picture,), question, answer, kind_of_answer, annotations)
     if question_of_id:
         first = next(iter(question_of_id))
-        raise ValueError(
-            f"{asked_in}: {len(question_of_id)} questions have no answers in {answered_in.name}, the first: {first}"
-        )
+        refuse(asked_in, f"answers in {answered_in.name}", found=f"none to {len(question_of_id)} questions: {first}")

@@ -16,11 +16,12 @@ import numpy as np
 from confed.data.examples import Examples
 from confed.data.federate import Pool
 from confed.data.intake.account import Account
+from confed.data.intake.stream import json_object
 from confed.data.intake.tables import read_jsonl
 from confed.data.options import Options
 from confed.data.picture_files import PictureFiles, find_pictures
-from confed.datasets.gqa_scenes.layout import FORMAT, digest
-from confed.datasets.gqa_scenes.places import SCENES
+from confed.data.refusals import check_distinct, check_nothing_lacks, existing, refuse
+from confed.datasets.gqa_scenes.places import FORMAT, SCENES, digest
 from confed.datasets.reader import Reading, reader
 
 SCENARIOS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -71,12 +72,11 @@ def gqa_scenes(
             dropped, which makes accuracy too high by their share.
         seed: chooses validation pictures and training questions under ``max_train``.
 
-    Raises:
-        ValueError: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
-            option is out of range.
+    Raises ``ValueError``: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
+    option is out of range.
     """
     if unseen and not clients:
-        raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
+        refuse("unseen", "clients beside it, as both replace the scenario's", unseen)
     seen, held_out = _chosen(clients, unseen) if clients else SCENARIOS[scenario]
     base, account = options.folder, Account()
     manifest = _manifest(base)
@@ -116,38 +116,25 @@ def gqa_scenes(
 
 
 def _chosen(clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    chosen = [*clients, *unseen]
-    if isinstance(clients, str) or isinstance(unseen, str) or not set(chosen) <= set(SCENES):
-        raise ValueError(f"clients and unseen must be lists of scenes out of {', '.join(SCENES)}, got {chosen}")
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"every scene is either a client's or unseen, and named once; got {chosen}")
+    for given in (clients, unseen, [*clients, *unseen]):
+        check_distinct("clients and unseen", given, SCENES)
     return tuple(clients), tuple(unseen)
 
 
 def _manifest(base: Path) -> dict[str, Any]:
     file = base / "manifest.json"
-    if not file.is_file():
-        raise ValueError(f"gqa_scenes: no {file.name} in {base}; {_HINT}")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: expected JSON, got: {error}; {_HINT}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT or _PARTS - content.keys():
-        raise ValueError(f"{file}: expected the format {FORMAT!r} with {', '.join(sorted(_PARTS))}; {_HINT}")
+    content = json_object(existing(file, _HINT), sorted(_PARTS))
+    if content.get("format") != FORMAT:
+        refuse(file, f"the format {FORMAT!r}", content.get("format"), remedy=_HINT)
     return content
 
 
 def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> Path:
     """A file, once its size and hash are those of the manifest."""
     file, expected = base / name, manifest["files"].get(name)
-    if expected is None or not file.is_file():
-        raise ValueError(f"gqa_scenes: the file {file} is missing; {_HINT}")
-    file_digest = digest(file)
+    file_digest = digest(existing(file, _HINT))
     if file_digest != expected:
-        raise ValueError(
-            f"{file}: not the file that the manifest describes ({expected['bytes']} bytes, SHA-256 "
-            f"{expected['sha256'][:12]}...); got {file_digest['bytes']} bytes, {file_digest['sha256'][:12]}...; {_HINT}"
-        )
+        refuse(file, f"the file of the manifest, {expected}", found=file_digest, remedy=_HINT)
     return file
 
 
@@ -156,7 +143,7 @@ def _rows(base: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, dict[
     rows = {f"{base / name}, row {number}": row for number, row in read_jsonl(_checked(base, name, manifest))}
     for row in rows.values():
         if not all(isinstance(row.get(key), str) for key in _KEYS):
-            raise ValueError(f"{base / name}: expected texts for {', '.join(_KEYS)}, got {row!r:.100}")
+            refuse(base / name, f"texts for {', '.join(_KEYS)}", row)
     return rows
 
 
@@ -170,11 +157,8 @@ def _examples(rows: Sequence[Mapping[str, str]], folder: Path, like: PictureFile
     ids = sorted({row["image_id"] for row in rows})
     picture_files = find_pictures(folder, ids)
     missing = [image for image in ids if image not in picture_files]
-    if missing:
-        raise ValueError(
-            f"{folder}: {len(missing)} of {len(ids)} pictures are missing, the first: {', '.join(missing[:5])}; "
-            "give data.images, or make the dataset again from the pictures that are there"
-        )
+    remedy = "give data.images, or make the dataset again from the pictures that are there"
+    check_nothing_lacks("pictures", missing, len(ids), folder, remedy)
     index = {image: number for number, image in enumerate(ids)}
     return Examples(
         like.of([picture_files[image] for image in ids]),

@@ -9,6 +9,7 @@ houses and yards home. What fits none well (churches, castles, hospitals, towers
 """
 
 import csv
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from confed.data.intake.tables import read_cells, read_jsonl
+from confed.data.refusals import existing, expecting, refuse
+
+FORMAT = "confed gqa-scenes 1"
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """A file's size and SHA-256."""
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+# The 365 categories of Places365 as six scenes, and files of scene predictions ------------------------------
 
 SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
 """In the order of Table 8.1."""
@@ -55,13 +68,13 @@ def scene_of() -> Mapping[str, str | None]:
     return {row["category"]: row["scene"] or None for row in csv.DictReader(text.splitlines())}
 
 
-def category_name(name: str) -> str:
+def category_name(name: str, where: str = "a scene") -> str:
     """The category that a name means: ``/a/airfield`` and ``airfield`` are the same."""
     plain = name.strip()
     if len(plain) > 3 and plain[0] == plain[2] == "/":
         plain = plain[3:]
     if plain not in scene_of():
-        raise ValueError(f"expected one of the {len(scene_of())} categories of Places365, got {name!r}")
+        refuse(where, f"one of the {len(scene_of())} categories of Places365", name)
     return plain
 
 
@@ -71,23 +84,19 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
     Columns or keys: ``image`` (or ``image_id``, ``imageId``; an ending such as .jpg is dropped), ``category``
     (or ``label``) and ``confidence`` (or ``probability``), one line per image.
     """
-    if not file.is_file():
-        raise ValueError(f"the file of scene predictions {file} does not exist")
     predictions: dict[str, Prediction] = {}
-    for where, row in _rows(file):
+    for where, row in _rows(existing(file)):
         image = Path(str(_cell(row, "image", where))).stem
-        try:
-            confidence = float(_cell(row, "confidence", where))
-            category = category_name(str(_cell(row, "category", where)))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from error
+        given, category = _cell(row, "confidence", where), category_name(str(_cell(row, "category", where)), where)
+        with expecting(where, "a confidence", TypeError, ValueError):
+            confidence = float(given)
         if not 0 <= confidence <= 1:
-            raise ValueError(f"{where}: expected a confidence in [0, 1], got {confidence}")
+            refuse(where, "a confidence in [0, 1]", found=confidence)
         if image in predictions:
-            raise ValueError(f"{where}: the image {image!r} has a prediction already; one line per image is expected")
+            refuse(where, "one line per image", found=f"{image!r} again")
         predictions[image] = Prediction(category, confidence)
     if not predictions:
-        raise ValueError(f"{file}: expected scene predictions, found none")
+        refuse(file, "scene predictions", found="none")
     return predictions
 
 
@@ -109,4 +118,4 @@ def _cell(row: Mapping[str, Any], column: str, where: str) -> Any:
     for name in _COLUMNS[column]:
         if row.get(name) not in (None, ""):
             return row[name]
-    raise ValueError(f"{where}: expected a value for {' or '.join(_COLUMNS[column])}, got {dict(row)!r:.100}")
+    refuse(where, f"a value for {' or '.join(_COLUMNS[column])}", dict(row))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.federate import check_distinct
+from confed.data.refusals import check_distinct, left_for_clients, refuse
 from confed.datasets.reader import reader
 from confed.datasets.scenes.graph import COLOURS, NOUNS, SCENES, SIZES, Tags
 from confed.datasets.scenes.making import SETTINGS, Knobs, make_public
@@ -79,8 +79,8 @@ def scenes(
     if unseen is None:
         unseen = () if knobs.pools or knobs.own_answers else kind.unseen
     check_distinct("unseen", unseen, SCENES)
-    if preset == "scene" and set(unseen) == set(SCENES):
-        raise ValueError(f"unseen must leave at least one of the {len(SCENES)} scenes for a client, got all of them")
+    if preset == "scene":
+        left_for_clients(SCENES, unseen)
     usual_wording = named.wording if kind.wording is None else kind.wording
     knobs = replace(
         knobs,
@@ -90,20 +90,11 @@ def scenes(
         wording=usual_wording if wording is None else wording,
     )
     if knobs.types == "answers" and kind.tasks:
-        raise ValueError(f"types = 'answers' is for questions that all have words as answers, not for {preset!r}")
+        refuse("data.types = 'answers'", "questions that all have words as answers", preset)
     _check_pools(preset, knobs)
-    if knobs.own_answers and preset != "scene":
-        raise ValueError(f"own_answers is for the preset 'scene', got {knobs.own_answers} with {preset!r}")
-    if knobs.own_answers and knobs.unseen:
-        raise ValueError(
-            f"unseen must be empty with own_answers, got {', '.join(knobs.unseen)}: nobody knows the words of a scene "
-            "without a client"
-        )
-    if knobs.clients_per_scene > 1 and preset != "scene":
-        raise ValueError(
-            f"clients_per_scene is for the preset 'scene', got {knobs.clients_per_scene} with {preset!r}; that "
-            "preset's number of clients is the option clients"
-        )
+    for option in ("own_answers", "clients_per_scene"):
+        if getattr(knobs, option) > int(option == "clients_per_scene") and preset != "scene":
+            refuse(f"data.{option}", "the preset 'scene'", preset, remedy="number of other clients: data.clients")
     return assemble(preset, knobs)
 
 
@@ -121,17 +112,12 @@ def _check_pools(preset: str, knobs: Knobs) -> None:
     """Check that answer sets, shards and unseen scenes go together."""
     kind = PRESETS[preset]
     size = kind.pools if knobs.pools is None else knobs.pools
-    if size == 1:
-        raise ValueError("pools must be 0 (one vocabulary) or at least 2 answers, got 1")
-    if kind.fixed and not size:
-        raise ValueError(f"pools must be at least 2 for the preset {preset!r}, whose clients share no answers, got 0")
-    if size and knobs.unseen:
-        raise ValueError(
-            f"unseen must be empty where clients have answer sets of their own, got {', '.join(knobs.unseen)}: nobody "
-            "has a head for the answers of a scene without a client"
-        )
+    if size == 1 or (kind.fixed and not size):
+        one = "" if kind.fixed else " or 0 (one vocabulary)"
+        refuse("pools", f"at least 2 answers{one} for the preset {preset!r}", size)
+    if (size or knobs.own_answers) and knobs.unseen:
+        remedy = "nobody knows the answers of a scene without a client"
+        refuse("unseen", "no place where clients have answers of their own", knobs.unseen, remedy=remedy)
     if knobs.shards > 1 and (not kind.divisible or knobs.clients_per_scene > 1):
-        raise ValueError(
-            f"shards are for the presets scene, domain and function with clients_per_scene = 1, got {knobs.shards} "
-            f"with {preset!r} and clients_per_scene = {knobs.clients_per_scene}"
-        )
+        given = f"{preset!r} and clients_per_scene = {knobs.clients_per_scene}"
+        refuse("shards", "the presets scene, domain or function with clients_per_scene = 1", found=given)

@@ -18,8 +18,7 @@ from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import PICTURE, STYLES, Style, place
 from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS, Tags, colour_prior, objects
 from confed.datasets.scenes.making import Knobs, Made, World, make
-from confed.datasets.scenes.programs import Program, execute
-from confed.datasets.scenes.questions import WORDS, Templates, oracle, phrase, words_of
+from confed.datasets.scenes.questions import WORDS, Program, Templates, execute, oracle, phrase, words_of
 from confed.datasets.scenes.render import render_over
 
 UNANSWERABLE = "unanswerable"

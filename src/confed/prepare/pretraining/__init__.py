@@ -8,8 +8,7 @@ a Transformer of this size learn in minutes. It mirrors the word-patch alignment
 what share of held-out questions its packaged weights must answer.
 """
 
-from confed.prepare.pretraining.minis import MINIS, Mini
-from confed.prepare.pretraining.run import accuracy, pretrain
+from confed.prepare.pretraining.minis import MINIS, Mini, accuracy, pretrain
 from confed.prepare.pretraining.tags import Tagger, word_targets
 
 __all__ = ["MINIS", "Mini", "Tagger", "accuracy", "pretrain", "word_targets"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from confed.data.refusals import refuse
 from confed.data.seeding import generator
 from confed.federation.protocols import Batch
 from confed.models.hf.model import HuggingFaceVLM
@@ -68,7 +69,7 @@ def word_ids(tokenizer: ChatTokenizer, words: Sequence[str]) -> Tensor:
     """Token ids of words, (n,)."""
     rows: list[list[int]] = [tokenizer.tokenizer(word)["input_ids"] for word in words]
     if several := [word for word, row in zip(words, rows, strict=True) if len(row) != 1]:
-        raise ValueError(f"each of the public words must be one token, {several[0]!r} has several")
+        refuse("public words", "one token each", found=f"several of {several[0]!r}")
     return torch.tensor(rows)[:, 0]
 
 
