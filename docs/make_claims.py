@@ -22,6 +22,8 @@ key           meaning
 
 Words (four, of which the first two need five seeds): *shown*, *against*, *not seen*, *cannot be judged: GATE*.
 
+The README's table of photographs (:data:`PHOTOGRAPHS`) is made of the values by seed of their studies.
+
 A sentence quotes a cell by the title of a link, ``[+0.3](results/NAME.csv "difference: method=FedP³; measure=...")``;
 the text of the link is what the CSV file gives.
 """
@@ -44,6 +46,16 @@ CLAIMS = DOCS.parent / "claims"
 ROOM, SETTLED, LEVEL, FEWEST = 5.0, 0.5, 0.05, 5
 """Points of head-room, points that rows may still move, level of tests, seeds that a verdict needs."""
 BEGIN, END = "<!-- claims: written by docs/make_results.py -->", "<!-- end of claims -->"
+PHOTOGRAPHS_BEGIN, PHOTOGRAPHS_END = "<!-- photographs: written by docs/make_results.py -->", "<!-- end -->"
+PHOTOGRAPHS: Mapping[str, tuple[str, str, str]] = {
+    "photos_ucm": ("UC Merced, 21 classes, dealt out", "personal on own data", "global on seen"),
+    "photos_ucm_scene": ("the same, a client per scene", "personal on own data", "global on seen"),
+    "photos_labels": ("its 17 labels, a client per scene (C-AP)", "personal C-AP", "C-AP"),
+    "photos_questions": ("questions about it, a client per scene", "personal on own data", "global on seen"),
+    "photos_eurosat": ("EuroSAT, 10 classes, dealt out", "personal on own data", "global on seen"),
+    "photos_easyvqa": ("easy-VQA, a client per colour", "personal on own data", "global on seen"),
+}
+"""Table -> what it is about, and the measures of personal and of global models."""
 QUOTE = re.compile(r'\[([^\]\n]*)\]\(([\w./-]+\.csv) "([\w ,%-]+): ([^"\n]+)"\)')
 UNITS = ("", " (%)", " (points)")
 
@@ -197,13 +209,39 @@ def _lines(folder: Path, claim: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def with_section(text: str, section_text: str) -> str:
-    """A page with its claims made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
+def photographs(folder: Path) -> str:
+    """Mean and deviation over seeds of each study of photographs that has values by seed."""
+    columns = ("photographs", "alone, personal", "FedAvg, personal", "FedAvg, global", "centralised", "seeds")
+    lines = [f"| {' | '.join(columns)} |", f"| :--- |{' ---: |' * (len(columns) - 1)}"]
+    for table, (title, personal, of_all) in PHOTOGRAPHS.items():
+        path = folder / f"{table}_seeds.csv"
+        if not path.is_file():
+            continue
+        values: dict[tuple[str, str], list[float]] = {}
+        for line in rows_of(path):
+            if not line["place"] and line["value (%)"]:
+                values.setdefault((line["row"], line["measure"]), []).append(float(line["value (%)"]))
+        cells = [f"[{title}](docs/results/{path.name})"]
+        for cell in (("local", personal), ("fedavg", personal), ("fedavg", of_all), ("central", of_all)):
+            cells.append(_spread(values.get(cell, [])))
+        cells.append(str(len(values["fedavg", of_all])))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return "–" if not values else f"{values[0]:.1f}"
+    return f"{fmean(values):.1f} ± {stdev(values):.1f}"
+
+
+def with_section(text: str, section_text: str, begin: str = BEGIN, end: str = END) -> str:
+    """A page with what stands between two markers made anew."""
+    before, _, rest = text.partition(begin)
+    _, marker, after = rest.partition(end)
     if not marker:
-        raise ValueError(f"docs/results.md must have the markers {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{section_text}\n{END}{after}"
+        raise ValueError(f"the page must have the markers {begin!r} and {end!r}")
+    return f"{before}{begin}\n{section_text}\n{end}{after}"
 
 
 def quoted(text: str, page: Path) -> str:
@@ -239,9 +277,13 @@ def pages() -> list[Path]:
 
 def remade() -> Iterator[tuple[Path, str, str]]:
     """Pages that are not what registry and CSV files give: path, text now, text as it should be."""
-    made = section(DOCS / "results", registries())
+    results = DOCS / "results"
     for path in pages():
-        text = path.read_text(encoding="utf-8")
-        new = quoted(with_section(text, made) if path.name == "results.md" else text, path)
+        text = new = path.read_text(encoding="utf-8")
+        if path.name == "results.md":
+            new = with_section(text, section(results, registries()))
+        elif path.name == "README.md":
+            new = with_section(text, photographs(results), PHOTOGRAPHS_BEGIN, PHOTOGRAPHS_END)
+        new = quoted(new, path)
         if new != text:
             yield path, text, new

@@ -90,3 +90,15 @@ def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: 
 
 def test_claims_and_quotes_are_those_of_registry_and_files(script: ModuleType) -> None:
     assert [path.name for path, _, _ in script.remade()] == [], "run python docs/make_results.py"
+
+
+def test_photographs_have_mean_and_spread_over_seeds(script: ModuleType, tmp_path: Path) -> None:
+    head = "measure,method,row,seed,place,value (%)"
+    lines = [
+        "personal on own data,Local only,local,0,,80", "personal on own data,Local only,local,1,,82",
+        "global on seen,FedAvg,fedavg,0,,90", "global on seen,FedAvg,fedavg,1,,93",
+        "global on seen,FedAvg,fedavg,1,a place,10", "global on seen,Central,central,0,,95",
+    ]  # fmt: skip
+    (tmp_path / "photos_ucm_seeds.csv").write_text("\n".join([head, *lines]), encoding="utf-8")
+    (row,) = script.photographs(tmp_path).splitlines()[2:]
+    assert row.split(" | ")[1:] == ["81.0 ± 1.4", "–", "91.5 ± 2.1", "95.0", "2 |"]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from confed.models.encoders import cells_of, load_tower
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.runs.run import run
 from repository import ROOT
@@ -49,7 +51,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Path) -> None:
-    settings = [f"data.root={photographs}", *QUICK, "model.vision=tiny:resnet", "data.image_size=32"]
+    settings = [f"data.root={photographs}", *QUICK, "data.image_size=32"]
+    settings.append("data.cells=tiny:resnet" if name == "photos_bicsl" else "model.vision=tiny:resnet")
     sections = load_recipe(name, settings).sections
     if sections["model"].get("text"):
         settings.append("model.text=tiny:bert")
@@ -63,6 +66,19 @@ def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Pat
         if method.sections["model"].get("labels"):  # names need a tokenizer, which no tiny encoder has
             method.sections["model"]["labels"] = "random"
         assert run(method, tmp_path / row)["rounds"] == 1
+
+
+def test_cells_of_a_picture_encoder_are_regions() -> None:
+    pictures = np.random.default_rng(0).integers(0, 255, (35, 32, 32, 3), dtype=np.uint8)
+    regions = cells_of(pictures, "tiny:vit")
+    model = load_tower("tiny:vit", "pictures", 0)
+    with torch.no_grad():
+        states = model(pixel_values=(torch.tensor(pictures[33:]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)[0][:, 1:]
+    features, boxes = regions[np.array([33, 34])]
+    torch.testing.assert_close(torch.tensor(features), states)
+    assert boxes[0, 1].tolist() == [0.25, 0.0, 0.5, 0.25]
+    with pytest.raises(ValueError, match="'tiny:vit' reads pictures of 32 pixels a side, got"):
+        cells_of(pictures[:, :16, :16], "tiny:vit")
 
 
 def test_few_real_pictures_are_learned(tmp_path: Path) -> None:

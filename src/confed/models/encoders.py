@@ -22,17 +22,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from confed.data.examples import Pictures
+from confed.data.regions import HeldRegions
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.adapters import Host
 from confed.models.ctran import LabelReader
 from confed.models.finetuning import Finetunable, Places
-from confed.models.grid_features import colours_of, plane_of
+from confed.models.grid_features import PREFIX, VisionEncoder, colours_of, plane_of
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import cropped_middle, needed, picture_fit, picture_side
 from confed.models.label_embeddings import LabelEmbeddings, embed_labels, sentence_encoder, tokenizer_of
@@ -64,6 +67,8 @@ _MEMORY = 256 * 2**20
 """Bytes of texts' vectors that a frozen text tower remembers."""
 _LIKELIEST = 10
 """Classes of a classifier whose names make a picture's vector, as published."""
+_CELLS = 7
+"""Most cells per side of pictures as regions."""
 
 
 # Towers as chains of blocks -------------------------------------------------------------------------------------
@@ -728,6 +733,22 @@ def embed_names(classifier: Any, encoder: str) -> Tensor:
     """Embeddings of the names of a classifier's classes, (K, e); a class 0 called "background" is left out."""
     names = [str(classifier.config.id2label[number]).split(",")[0] for number in sorted(classifier.config.id2label)]
     return F.normalize(sentence_encoder(encoder)(names[1:] if names[0] == "background" else names), dim=1)
+
+
+def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
+    """Pictures as regions, the cells of a frozen picture encoder: features (M, n, d) and boxes (M, n, 4).
+
+    Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
+    """
+    model: Any = load_tower(name, "pictures", 0)
+    side = getattr(model.config, "image_size", _TINY_PIXELS)
+    if tuple(images.shape[1:3]) != (side, side):
+        size = images.shape[1:3]
+        raise ValueError(f"{name!r} reads pictures of {side} pixels a side, got {size}: set data.image_size")
+    encoder = VisionEncoder(model, side, *colours_of(name), _CELLS, f"{PREFIX}{name}#{_CELLS}")
+    parts = [encoder(images[np.arange(start, min(start + 32, len(images)))]) for start in range(0, len(images), 32)]
+    features = np.concatenate([part.features for part in parts])
+    return HeldRegions(features, np.concatenate([part.boxes for part in parts]), encoder.name)
 
 
 def _source(model: Mapping[str, Any]) -> dict[str, Any]:

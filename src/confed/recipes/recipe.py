@@ -43,6 +43,8 @@ from confed.recipes.run_section import RunSection
 from confed.recipes.schema import DERIVED, arguments, plain, validate
 from confed.registry import SESSION, models
 
+_NAMES_IN_DATA = {"card": "a card's file", "cells": "a picture encoder"}
+
 
 def named_section(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
     """A section that names a constructor, checked, with defaults filled in."""
@@ -54,13 +56,18 @@ def named_section(section: str, values: Mapping[str, Any], where: str | None = N
             f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
             f"{', '.join(NAMED[section].names())}"
         )
-    # What examples lose at random, in whose terms they are put and how pictures become squares is no dataset's affair.
+    # What examples lose at random, in whose terms they are put, how pictures become squares, and which encoder makes
+    # regions of them is no dataset's affair.
     fit = values.pop("fit", None) if section == "data" else None
     missing = values.pop("missing", None) if section == "data" else None
-    card = values.pop("card", None) if section == "data" else None
+    texts: dict[str, str] = {}
+    for key in _NAMES_IN_DATA if section == "data" else ():
+        if key in values:
+            texts[key] = values.pop(key)
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
-    if card is not None and not (isinstance(card, str) and card):
-        raise ValueError(f"{where}.card must name a card's file, got {card!r}")
+    for key, text in texts.items():
+        if not (isinstance(text, str) and text):
+            raise ValueError(f"{where}.{key} must name {_NAMES_IN_DATA[key]}, got {text!r}")
     if missing is not None:
         missing_of(missing, f"{where}.missing")
         checked = {**checked, "missing": plain(missing)}
@@ -69,7 +76,7 @@ def named_section(section: str, values: Mapping[str, Any], where: str | None = N
             ways = " or ".join(get_args(Fit))
             raise ValueError(f"{where}.fit must be {ways}, of a dataset with image_size, got {fit!r} of {name!r}")
         checked = {**checked, "fit": fit}
-    return {"name": name, **checked, **({} if card is None else {"card": card})}
+    return {"name": name, **checked, **texts}
 
 
 def pop_section(given: dict[str, Any], section: str, where: str) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, kind_made
+from confed.data.examples import Examples, FederatedDataset, Pictures, kind_made
 from confed.data.imputation import Fill, check_loses, drop_modalities, impute, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.pictures import fitted
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
 from confed.datasets.card import aligned_to_card, read_card
+from confed.models.encoders import cells_of
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 
@@ -25,8 +26,9 @@ class Source:
         modal: whether there is more to it than pictures with texts that are always there.
     """
 
-    def __init__(self, dataset: FederatedDataset, fill: Fill = "zero") -> None:
+    def __init__(self, dataset: FederatedDataset, fill: Fill = "zero", cells: str = "") -> None:
         self.dataset = dataset
+        self.cells = cells
         self.fill: Fill = fill
         self.modal = is_modal(dataset)
 
@@ -34,7 +36,7 @@ class Source:
     def whole(self) -> "Source":
         """The same source with stand-ins for missing pictures; itself where none is missing."""
         complete = impute(self.dataset, self.fill) if self.modal else self.dataset
-        return self if complete is self.dataset else Source(complete, self.fill)
+        return self if complete is self.dataset else Source(complete, self.fill, self.cells)
 
     @cached_property
     def regions(self) -> dict[int, Regions]:
@@ -48,7 +50,7 @@ class Source:
         for examples in self.dataset.everything:
             key = picture_table_id(examples)
             if key not in tables:
-                tables[key] = grid_features(examples.images) if examples.regions is None else examples.regions
+                tables[key] = self._made_of(examples.images) if examples.regions is None else examples.regions
         widths = sorted({regions.shape[2] for regions in tables.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
@@ -56,6 +58,9 @@ class Source:
         if len(encoders) > 1:
             raise ValueError(f"all regions of {name!r} must be made by one encoder, got {encoders}")
         return tables
+
+    def _made_of(self, images: np.ndarray | Pictures) -> Regions:
+        return cells_of(images, self.cells) if self.cells else grid_features(images)
 
 
 def picture_table_id(examples: Examples) -> int:
@@ -73,7 +78,7 @@ def load_source(data: str, seed: int) -> Source:
     """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""
     values = json.loads(data)
     constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
-    terms, fit = values.pop("card", ""), values.pop("fit", "squeeze")
+    terms, fit, cells = values.pop("card", ""), values.pop("fit", "squeeze"), values.pop("cells", "")
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
     # Before such data are made, which may take long.
@@ -85,4 +90,4 @@ def load_source(data: str, seed: int) -> Source:
         dataset = leave_out_unreadable(dataset)
     aligned = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
     dataset = drop_modalities(aligned, missing, seed)
-    return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
+    return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill, cells)
