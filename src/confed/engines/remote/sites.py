@@ -298,7 +298,7 @@ class PendingCall:
     began: float = 0.0  # when it was sent last
     late: float = 0.0  # when the deadline is over; 0 before it was sent
     lost: int = 0  # how often it was lost on its way or with the process that was to answer it; see TRIES
-    # what the site had said of its journals when it was sent last; it may introduce itself again before the reply is read
+    # what its site had said of its journals when it was sent last: the site may say more before the reply is read
     journals: Statement | None = None
     moved: int = 0  # bytes that had arrived before, of its body and of the reply's
 
