@@ -256,7 +256,7 @@ def new(
     """
     from confed.deployment.provision import AUTHORITY, Federation, names_of_data
     from confed.deployment.transports import transport_of
-    from confed.runs.cohorts import pinned
+    from confed.runs.same_recipe import pinned
 
     transport = transport_of(engine.value)
     loaded = pinned(single_recipe(recipe, list(overrides or []), method))

@@ -21,7 +21,7 @@ from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
-from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_setting
+from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_run, unstacked_setting
 from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
@@ -212,7 +212,7 @@ def answer_together(
     if isinstance(messages, str):
         return messages
     return [
-        accepted(call, message, old, new, store, setup.local.lr)
+        accepted(setup, call, message, old, new, store, round)
         for call, message, old, new in zip(calls, messages, before, after, strict=True)
     ]
 
@@ -355,7 +355,8 @@ class InProcess(Dispatcher):
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
         # with batch_clients, why clients were trained one by one, the first reason; "" where none were
-        self.unbatchable_reason = unbatchable_training(setup.algorithm) if setup.batch_clients > 1 else ""
+        unfollowed = unbatchable_training(setup.algorithm) or unstacked_run(setup)
+        self.unbatchable_reason = unfollowed if setup.batch_clients > 1 else ""
         # the same of the evaluation of own models
         self.unbatchable_evaluation_reason = unbatchable_evaluation(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.unbatchable_reason else setup.batch_clients

@@ -57,7 +57,8 @@ class Fingerprint:
 
 def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerprint:
     """A run's fingerprint."""
-    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, common)
+    sent = (setup.uplink, setup.downlink)
+    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, *sent, common)
     tensors = {**workspace.tensors, **workspace.initial}
     names, values = blake2b(digest_size=16), blake2b(digest_size=16)
     for name in sorted(tensors):

@@ -261,12 +261,14 @@ class ReplyReader:
                 return Reply(client, Message(), answer.error), False, ""
             scopes = self._workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
-            exact = None if call.expects is None else schema_of(call.expects)
-            message = open_body(body, self.limits, self._schema, shared, exact)
+            uplink, expects = self._setup.uplink_of(call), call.expects
+            wire = expects if uplink is None or expects is None else uplink.layout(expects)
+            message = open_body(body, self.limits, self._schema, shared, None if wire is None else schema_of(wire))
+            message = message if uplink is None else uplink.opened(call, message)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
             if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
                 return refused(problem)
-        except Refused as error:
+        except ValueError as error:
             return refused(error)
         try:
             if call.action == "evaluate":
@@ -274,7 +276,7 @@ class ReplyReader:
         except Exception as error:  # whatever sums and counts of a site's making may lead to
             problem = f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
             return Reply(client, Message(), problem), False, ""
-        return check_reply(call, Reply(client, message)), answer.saved, answer.journals
+        return check_reply(call, Reply(client, message, wire_bytes=len(body))), answer.saved, answer.journals
 
 
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
@@ -613,7 +615,7 @@ class Remote(Dispatcher):
             return
         # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
         at_once = 0 if self._pieces is None else self._pieces.at_once(line[0])
-        head, body = replace(ask.request, at_once=at_once).to_bytes(), seal(ask.call.message)
+        head, body = replace(ask.request, at_once=at_once).to_bytes(), seal(ask.call.sent)
         ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
             ask.to, ask.began, ask.late = line, now, ask.late or now + self.timeouts.deadline
