@@ -209,6 +209,8 @@ def led(
     port = free_port()
     line = BadLine(port, weather, seed)
     transport_of(engine).provision(root, Federation(names, "localhost", port, recipe.to_toml()))
+    for kit in root.glob("sites/*/startup/fed_client.json"):  # FLARE's kits name the server
+        kit.write_text(kit.read_text().replace(str(port), str(line.entrance)))
     commands, joining = parties(root, port, engine), parties(root, line.entrance, engine)
     lead, folder = commands["server"]
     commands = {**joining, "server": ([*lead, "--minimum", str(sites), "--away", "5"], folder)}

@@ -136,6 +136,7 @@ class FedDAT(FisherWeighted):
     head_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
     traits = Traits(
+        steps_alone=True,
         group="finetuning",
         made_for="adapters",
         neutral="the head is never shared, and the teacher trains it too",

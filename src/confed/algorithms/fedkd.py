@@ -70,6 +70,7 @@ class FedKD(Algorithm):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="FedKD",
         group="distillation",
         private_beside=True,

@@ -146,6 +146,7 @@ class FedLoRA(FisherWeighted):
     head: tuple[str, ...] = ()
 
     traits = Traits(
+        steps_alone=True,
         label="FedLoRA",
         group="finetuning",
         synchronous="what its server adds to the weights belongs to the factors of one round; take fedpeft",

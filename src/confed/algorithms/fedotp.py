@@ -45,6 +45,7 @@ class FedOTP(Deploying):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="FedOTP",
         group="prompts",
         private_beside=True,

@@ -55,6 +55,7 @@ class FedPGP(Deploying):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="FedPGP",
         group="prompts",
         private_beside=True,

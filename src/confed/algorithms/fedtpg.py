@@ -42,6 +42,7 @@ class FedTPG(Deploying):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="FedTPG",
         group="prompts",
         made_for="prompts",

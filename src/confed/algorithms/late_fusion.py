@@ -42,6 +42,7 @@ class LateFusionFedAvg(Algorithm):
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
 
     traits = Traits(
+        steps_alone=True,
         label="FedAvg per modality + FT",
         group="modalities",
         made_for="modalities",

@@ -72,6 +72,7 @@ class PFedMoAP(Deploying):
     scaling: Annotated[float, POSITIVE] = 10.0
 
     traits = Traits(
+        steps_alone=True,
         label="pFedMoAP",
         group="prompts",
         private_beside=True,

@@ -43,6 +43,7 @@ class PromptFL(Algorithm):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="PromptFL",
         group="prompts",
         made_for="prompts",

@@ -84,6 +84,8 @@ class TrainingCheckpoint:
 class StepCheckpoints:
     """The checkpoints of the request that a site has in hand; those of another one are removed."""
 
+    training = TrainingCheckpoint
+
     def __init__(self, folder: Path, every: float = EVERY) -> None:
         self._folder, self._every = folder, every
         self._request, self._trainings = folder, 0
@@ -100,7 +102,7 @@ class StepCheckpoints:
         """The checkpoint of the next training of the request; a method may train more than once."""
         self._trainings += 1
         private_folder(self._request)
-        return TrainingCheckpoint(self._request / str(self._trainings), self._every, tensors)
+        return self.training(self._request / str(self._trainings), self._every, tensors)
 
     def leave(self) -> None:
         """The reply is on disk, and nothing is to be done again."""

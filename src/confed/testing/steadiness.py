@@ -23,7 +23,7 @@ from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
 from confed.federation.compression import DOWNLINK, HELD, Compression, compressed_names
-from confed.federation.equivalence import unbatchable_training
+from confed.federation.equivalence import follows_steps, unbatchable_training
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import modalities_of
@@ -37,6 +37,7 @@ from confed.testing.trial import (
     Backwards,
     Bytes,
     ContractViolation,
+    CutShort,
     Outcome,
     Recording,
     Together,
@@ -210,8 +211,11 @@ def finite_and_deterministic(algorithm: Algorithm) -> None:
 
 
 def resumes_exactly(algorithm: Algorithm) -> None:
-    """Stopped after one round and continued from files by new objects, a run gives the same bits."""
+    """Stopped after one round, or within one, and continued from files by new objects, a run gives the same bits."""
     same("resumes exactly", undisturbed(algorithm), _interrupted(algorithm))
+    setup = toy(algorithm)
+    if follows_steps(setup.algorithm, setup.local) and not algorithm.traits.in_sessions:
+        same("resumes exactly in the middle of a round (steps_alone)", undisturbed(algorithm), run(setup, CutShort))
 
 
 def has_asynchronous_rounds(algorithm: Algorithm) -> None:

@@ -1,7 +1,10 @@
 """Short runs on the toy federation, and their outcomes for comparison."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Reply
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
+from confed.federation.step_checkpoints import Position, StepCheckpoints, TrainingCheckpoint
 from confed.federation.wire import decode, decode_state, encode, encode_state
 from confed.testing.toy import toy_clients, toy_setup
 
@@ -96,6 +100,38 @@ class Bytes(Recording):
             reply = answer(self.setup, workspace, replace(call, message=message, wire=None), receiver, round)
             store.save(call.client.id, decode_state(encode_state(receiver.load(call.client.id))))
             yield replace(reply, message=decode(encode(reply.message)))
+
+
+class _Ended(BaseException):
+    """The end of a process in the middle of training."""
+
+
+class _EndingCheckpoint(TrainingCheckpoint):
+    def save_if_due(self, position: Position, optimizer: torch.optim.Optimizer) -> None:
+        super().save_if_due(position, optimizer)
+        raise _Ended
+
+
+class _EndingCheckpoints(StepCheckpoints):
+    training = _EndingCheckpoint
+
+
+class CutShort(Recording):
+    """Executor whose trainings end after one step, and go on from there in another workspace."""
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Answers of the second tries."""
+        for call in calls:
+            with TemporaryDirectory() as folder:
+                ending, going_on = _EndingCheckpoints(Path(folder), 0.0), StepCheckpoints(Path(folder), 0.0)
+                for checkpoints in (ending, going_on):
+                    checkpoints.enter("call")
+                before = MemoryStore()
+                before.save(call.client.id, store.load(call.client.id))
+                other = Workspace(self.setup.model(), lasting=False)
+                with suppress(_Ended):
+                    answer(replace(self.setup, checkpoints=ending), other, call, before, round)
+                yield answer(replace(self.setup, checkpoints=going_on), self.workspace, call, store, round)
 
 
 class Together(Recording):

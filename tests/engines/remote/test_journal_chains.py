@@ -282,3 +282,20 @@ def test_damaged_files_of_the_server_are_named(tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"x")
     with pytest.raises(ValueError, match=r"journals\.key must hold the 32 bytes of this server's key, got 1"):
         Countersignatures(tmp_path)
+
+
+def test_a_late_reply_goes_by_what_was_known_before() -> None:
+    """On a bad line a site introduces itself again while a reply that it gave before is still fetched."""
+    heads = Countersignatures(None)
+
+    def told(length: int) -> str:
+        return json.dumps({"audit": [length, f"{length:032x}"]})
+
+    heads.note("a", told(3))
+    asked = heads.known("a")
+    heads.note("a", told(7))  # an introduction
+    heads.note("a", told(5), asked)
+    assert heads.known("a")["audit"][0] == 7
+    for shorter, before in ((2, asked), (5, None)):
+        with pytest.raises(Refused, match="removed, cut or put back"):
+            heads.note("a", told(shorter), before)

@@ -73,6 +73,7 @@ from confed.system.events import Note, Progress, ignore
 from confed.system.private_keys import load_private
 
 SILENCE = 30.0  # seconds without a byte after which a connection counts as lost; a question may wait half of that
+AGAIN = 1.0  # seconds until a heartbeat that was lost with its connection comes again
 SKEW = 60.0  # seconds by which a server's clock must differ for a site to go by it
 SOON = 0.02  # seconds from a reply to the next question to a server that answers at once where it has no message
 PROTOBUF = "application/protobuf"
@@ -258,12 +259,15 @@ class SuperNode:
         """Heartbeat of this site while it computes, on a separate connection."""
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
         with self.client() as client:
-            while not quiet.wait(HEARTBEAT_MIN_INTERVAL / 3):
+            pause = HEARTBEAT_MIN_INTERVAL / 3
+            while not quiet.wait(pause):
+                pause = AGAIN
                 try:
                     if not client.call("send-node-heartbeat", request, SendNodeHeartbeatResponse).success:
                         lost.set()
                 except Exception:
                     continue  # asking for messages finds out what it means
+                pause = HEARTBEAT_MIN_INTERVAL / 3
 
     def _fetch(self, client: FleetClient, node: Node, came: PullMessagesResponse) -> tuple[Message, bool]:
         """A message with its content, and whether it came with all its pieces."""

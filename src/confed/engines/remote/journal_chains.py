@@ -222,18 +222,24 @@ class Countersignatures:
         """What was signed last of a site's journals; "" before the first time."""
         return self._signed.get(site, "")
 
-    def note(self, site: str, told: str) -> None:
-        """Record of what a site says of its journals."""
-        statement = _statement(told)
-        for name, (length, head) in self._statements.get(site, {}).items():
+    def known(self, site: str) -> Statement:
+        """What a site has said of its journals so far."""
+        return self._statements.get(site, {})
+
+    def note(self, site: str, told: str, before: Statement | None = None) -> None:
+        """Record of what a site says of its journals; a late reply goes by what was known when it was asked for."""
+        statement, newest = _statement(told), self.known(site)
+        must = newest if before is None else before
+        for name, (length, head) in newest.items():
             signed = statement.get(name, (0, ""))
-            if signed[0] < length or (signed[0] == length and signed[1] != head):
+            if signed[0] < must.get(name, (0, ""))[0] or (signed[0] == length and signed[1] != head):
                 raise Refused(
                     f"the journal {name!r} of {site!r} had {length} entries with the head {head}, and now has "
                     f"{signed[0]} with {signed[1] or 'no head'}: it was removed, cut or put back from an old copy; the "
                     "site must put the newest copy of its private folder back"
                 )
-        if statement != self._statements.get(site):
+        later = all(statement.get(name, (0, ""))[0] >= length for name, (length, _) in newest.items())
+        if later and statement != newest:
             self._statements[site] = statement
             self._changed.add(site)
 

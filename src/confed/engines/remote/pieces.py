@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 2**18, 3 * 2**20
 """Bytes of a piece: as many as the line carried in a second before, within these bounds."""
 
 AT_ONCE = 2.0  # seconds of a body that travels whole: so much is lost with a connection
-WAIT = 120.0  # seconds for a piece, after which its connection counts as lost
+WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
 
 
 @dataclass(frozen=True)

@@ -619,6 +619,7 @@ class Remote(Dispatcher):
         ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
             ask.to, ask.began, ask.late = line, now, ask.late or now + self.timeouts.deadline
+            ask.journals = self.sites.heads.known(name)
             self.sites.log("out", name, ask.call.action, head, body)
             self.sites.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
@@ -690,7 +691,7 @@ class Remote(Dispatcher):
         if reply.error is not None:
             return self._failed(client, reply.error)
         if not ask.call.session:
-            self.sites.heads.note(client.id, journals)
+            self.sites.heads.note(client.id, journals, ask.journals)
         if saved:
             self._bases[client.id] = ask.request.version
         return reply

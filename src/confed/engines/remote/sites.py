@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from confed.engines.dispatch import Batch
-from confed.engines.remote.journal_chains import Countersignatures
+from confed.engines.remote.journal_chains import Countersignatures, Statement
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -299,6 +299,8 @@ class PendingCall:
     began: float = 0.0  # when it was sent last
     late: float = 0.0  # when the deadline is over; 0 before it was sent
     lost: int = 0  # how often it was lost on its way or with the process that was to answer it; see TRIES
+    # what its site had said of its journals when it was sent last: the site may say more before the reply is read
+    journals: Statement | None = None
     moved: int = 0  # bytes that had arrived before, of its body and of the reply's
 
 
