@@ -23,10 +23,13 @@ QUICK = (
     ("run.workers", 1),
     ("run.gallery", 0),
     ("run.controls", "none"),
-    ("run.modality_matrix", False),
+    ("run.modality_matrix", False), ("run.evaluate_every", 0)
 )
 BENCHMARKS: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
-    "questions": ("fedvqa_scenes", "fedavg", "global_seen_mean", {"run.rounds": 4, "run.evaluate_every": 0}),
+    "questions": (
+        "fedvqa_scenes", "fedavg", "global_seen_mean",
+        {"run.rounds": 4, "local.epochs": 1, "data.train": 200, "data.validation": 20, "data.test": 200},
+    ),
     "classes": ("prompts_scenes", "lora", "global_seen_mean", {"run.rounds": 4, "data.shots": 64}),
     "chat": ("chat_scenes", "fedavg", "personal_mean", {"run.rounds": 4}),
 }
