@@ -58,7 +58,6 @@ PURPOSE = {
     "report": "tables, figures, pages",
     "algorithms": "a method a file",
     "models": "backbones",
-    "attacks": "pure functions",
     "datasets": "a dataset a file",
     "engines": "simulator, transports",
     "recipes": "TOML ↔ arguments",

@@ -12,14 +12,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import confed
 from command_line import confed as command
+from confed.cli.attack import PROBES
 from confed.recipes.recipe import load_recipe
 from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.case import Case
-from confed.release.dossier import BEYOND, UNSET, WITHIN, check_seal, judge, seal, verdict
 from confed.release.gains import compared
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes
+from confed.release.seal import check_seal, seal
 from confed.release.standout import robust_z
+from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
 from confed.runs.run import run
 
 HEAD = (
@@ -55,7 +57,11 @@ def test_a_dossier_says_what_left_and_what_was_found(finished: Path, tmp_path: P
     assert content["kinds"] == {"head": 8 * 64 + 8}
     assert [row["rounds"] for row in content["sent"]] == ["1–3"] * 4
     assert len(content["gains"]) == len(content["standing"]) == 4
-    assert {row["what"] for row in content["not_examined"]} == {"Repeated text", "Split learning's cut"}
+    assert {row["what"] for row in content["not_examined"]} == {
+        "Repeated text",
+        "Answers at the cut",
+        "Inputs at the cut",
+    }
     page = (tmp_path / "out" / "dossier.html").read_text()
     assert "src=http" not in page
     assert sealed["sha256"] in page
@@ -145,6 +151,9 @@ def test_whether_to_stay_follows_from_the_interval() -> None:
     assert rows[2].sentence.startswith("c: not shown either way after correction, 0.0 points")
     assert rows[0].pooled == 1.0
     assert rows[0].p == pytest.approx(3 * 2**-59, rel=1e-6)
+    assert "noise" not in rows[0].sentence
+    noised = replace(rows[0], noised=True).sentence
+    assert noised.endswith(" after the noise of its privacy, against a model alone without noise, to it.")
 
 
 def test_account_of_rounds_kinds_and_outliers() -> None:
@@ -164,5 +173,5 @@ def test_account_of_rounds_kinds_and_outliers() -> None:
 
 def test_every_probe_says_what_its_attacker_knows() -> None:
     names = [probe.name for probe in probes()]
-    assert names == ["cut", "labels", "pictures", "properties", "records", "sites", "text"]
+    assert names == list(PROBES)
     assert all(probe.attacker.endswith(".") for probe in probes())

@@ -13,10 +13,10 @@ from scipy.stats import mannwhitneyu
 
 from command_line import confed as command
 from confed.algorithms.fedavg import FedAvg
-from confed.attacks.membership import attack_auc, example_losses
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
 from confed.federation.protocols import Output
+from confed.privacy.membership import attack_auc, example_losses
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import run

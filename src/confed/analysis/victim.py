@@ -1,15 +1,14 @@
 """Finished runs as victims of an attack: their models, the examples they are asked, and what an attack found.
 
-The attacks themselves are in :mod:`confed.attacks`; what is here brings them and run folders together.
+What is here brings attacks and run folders together.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,17 +24,16 @@ from confed.federation.specs import model_spec
 from confed.inference.finished_run import FinishedRun
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import SPECIAL_TOKENS, HasVocabulary
-from confed.report.figures.style import HUES, Drawing, Palette, style_axes
+from confed.report.figures.style import Drawing
 from confed.report.tables.table import Cell, in_files
 from confed.report.tables.table import Table as Figures
 from confed.results.folder import RunFolder, kind_of
 from confed.runs.encode import RunData
 from confed.runs.samples import fill
 from confed.system import format as formats
-from confed.system.events import Note, Progress
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,6 @@ class Finding:
     tables: Sequence[Figures]  # figures; the first is the result
     values: Mapping[str, Any]  # the same and more as JSON
     drawings: Mapping[str, Drawing] = field(default_factory=dict[str, Drawing])  # name of a file -> drawing
-    sections: Sequence[tuple[str, str, str]] = ()  # further parts of the page: anchor, title, HTML
-    css: str = ""  # rules that these need
 
 
 def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[str]]:
@@ -216,25 +212,6 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     return torch.cat(score_batches), torch.cat(answers)
 
 
-def split_victims(folders: Sequence[Path], sent: str, notes: list[str], progress: Progress) -> Iterator[Victim]:
-    """The models of runs whose method sends something from a cut; notes name the others, which do not send it."""
-    for folder, name in zip(folders, names_of(folders), strict=True):
-        victim = open_victim(folder, name=name)
-        # In other methods the same network is whole at a client.
-        if not victim.partly_known:
-            notes.append(f"left out: {folder}: {victim.label} sends {sent}")
-            continue
-        progress(Note(f"auditing {folder}"))
-        yield victim
-
-
-def client_table(victim: Victim, client: str) -> Table:
-    """A client's training examples as tensors."""
-    if client not in victim.run_data.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
-    return victim.run_data.clients[client].tables[0]
-
-
 def joined_batches(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Several batches as one."""
     columns: dict[str, Tensor] = {}
@@ -280,45 +257,6 @@ def number_cell(value: float | None) -> Cell:
     return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
 
 
-class Bars(NamedTuple):
-    """Bars of one colour: one for each group.
-
-    Attributes:
-        heights: in percent.
-        hatch: pattern of matplotlib.
-    """
-
-    label: str
-    heights: Sequence[float]
-    hatch: str = ""
-
-
-def grouped_bars(
-    name: str, groups: Sequence[str], bars: Sequence[Bars], *, axis: str, height: float, top: int, numbers: bool = False
-) -> Drawing:
-    """Drawing of groups of bars, as wide as a page; ``numbers`` stand above the bars."""
-
-    def draw(figure: "Figure", palette: Palette) -> None:
-        axes = figure.add_subplot()
-        width = 0.8 / len(bars)
-        for i, row in enumerate(bars):
-            places = np.arange(len(groups)) + (i - (len(bars) - 1) / 2) * width
-            edges: Mapping[str, Any] = {"edgecolor": palette("card"), "linewidth": 0} if numbers else {}
-            colour = palette(f"m{i % HUES + 1}")
-            axes.bar(places, row.heights, 0.92 * width, label=row.label, color=colour, hatch=row.hatch, **edges)
-            for x, value in zip(places, row.heights, strict=True) if numbers else ():
-                axes.annotate(f"{value:.0f}", (x, value), (0, 2), textcoords="offset points", ha="center",
-                              fontsize=7.5, color=palette("muted"))  # fmt: skip
-        style_axes(axes, palette, "", "", axis)
-        axes.set_xticks(np.arange(len(groups)), groups, fontsize=9)
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylim(0, top)
-        axes.legend(fontsize=8.5, frameon=False, ncols=min(3, len(bars)) if numbers else 3, loc="lower left",
-                    bbox_to_anchor=(0, 1), labelcolor=palette("ink"))  # fmt: skip
-
-    return Drawing(name, 10.4, height + 0.2 * (len(bars) // 3), draw)
-
-
 def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
     """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix."""
     from confed.report.html import page
@@ -338,8 +276,8 @@ def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
     drawn = "".join(page.figure(drawing.inline()) for drawing in finding.drawings.values())
     head = f"<h1>{page.escape(finding.title)}</h1>" + "".join(map(page.paragraph, finding.words))
     tables = "".join(f"<h3>{page.escape(table.title)}</h3>{to_html(table)}" for table in finding.tables)
-    sections = [("result", "Result", drawn + tables), *finding.sections]
-    write_atomically(out / f"{name}.html", page.document(finding.title, head, sections, finding.css).encode())
+    sections = [("result", "Result", drawn + tables)]
+    write_atomically(out / f"{name}.html", page.document(finding.title, head, sections).encode())
     return out / f"{name}.html"
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,17 +82,18 @@ def _show(target: Path, client: str, result: dict[str, Any]) -> None:
     shown.print(escape(f"{kind}\nwritten: {target}"), soft_wrap=True)
 
 
-KINDS: Mapping[str, str] = {
-    "trojan": "confed.analysis.trojan_page:trojan",
-    "dual-key": "confed.analysis.dual_key_page:dual_key",
-    "answers": "confed.analysis.audit:answers",
-    "inversion": "confed.analysis.inversion:inversion",
+OF_TEST_TIME = {
+    "trojan": "confed.analysis.trojan:trojan",
+    "dual-key": "confed.analysis.dual_key:dual_key",
 }
-"""Name of an attack -> ``"module:function"``.
+"""Name of an attack with options of its own -> ``"module:function"``.
 
 The function takes the run and study folders and, as keywords, the options below that it names in its signature; it
 returns a :class:`confed.analysis.victim.Finding`.
 """
+PROBES = ("answers", "inversion", "labels", "pictures", "properties", "records", "sites", "text")
+"""Attacks of which a dossier is made, by themselves; they have no options."""
+KINDS = (*OF_TEST_TIME, *PROBES)
 
 
 @app.command()
@@ -101,17 +102,15 @@ def attack(
         list[Path], typer.Argument(help="Folders of finished runs or studies.", autocompletion=complete_folder)
     ],
     kind: Annotated[str, typer.Option(help=f"The attack: {', '.join(KINDS)}.")],
-    examples: Annotated[int | None, typer.Option(help="Number of test questions, or of audited examples.")] = None,
-    client: Annotated[
-        str | None, typer.Option(help="trojan: whose personal models [global ones]; audits: sender [the first].")
-    ] = None,
+    examples: Annotated[int | None, typer.Option(help="Number of test questions.")] = None,
+    client: Annotated[str | None, typer.Option(help="trojan: whose personal models [global ones].")] = None,
     eps: Annotated[
         float | None, typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature.")
     ] = None,
     units: Annotated[
         str | None, typer.Option(help="trojan: units of eps for features, absolute or spread (the default).")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="trojan, inversion: gradient steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="trojan: gradient steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the choice of questions and of the search.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the page, tables and figures. [default: attack/ in the first]")
@@ -121,15 +120,18 @@ def attack(
     """Attack finished runs and report what attackers learn.
 
     trojan: pictures and questions of the test are changed until the models err. dual-key: what a backdoor does that
-    poisoned clients planted during training (dataset `poisoned`). answers and inversion: what a server of split
-    learning that only looks finds out of answers, and of pictures and questions.
+    poisoned clients planted during training (dataset `poisoned`). The others are the probes of a dossier, each by
+    itself and without options. Docs: attacks.md, dossier.md.
     """
     from confed.analysis.victim import write
+    from confed.release.page import attacked
 
     if kind not in KINDS:
         raise ValueError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    module, _, name = KINDS[kind].partition(":")
-    run = getattr(importlib.import_module(module), name)
+    run: Any = partial(attacked, kind)
+    if kind in OF_TEST_TIME:
+        module, _, name = OF_TEST_TIME[kind].partition(":")
+        run = getattr(importlib.import_module(module), name)
     given: dict[str, Any] = {
         "examples": examples, "client": client, "eps": eps, "units": units, "steps": steps, "seed": seed,
     }  # fmt: skip

@@ -135,6 +135,9 @@ def client(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
+    checkpoint: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of training that a kill costs at most; 0: all.")
+    ] = 60.0,
     engine: Chosen = Engine.flower,
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
     insecure: Insecure = False,
@@ -152,7 +155,7 @@ def client(
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
     transport = transport_of(engine.value)
     joining = Joining(
-        site, private, server, ca, key, members, kit, epsilon, evaluations, once, patience, insecure,
+        site, private, server, ca, key, members, kit, epsilon, evaluations, once, patience, insecure, checkpoint,
     )  # fmt: skip
     signature = transport.signature(joining, recipe, card, unsigned)
     if signature is not None:
@@ -253,7 +256,7 @@ def new(
     """
     from confed.deployment.provision import AUTHORITY, Federation, names_of_data
     from confed.deployment.transports import transport_of
-    from confed.runs.cohorts import pinned
+    from confed.runs.same_recipe import pinned
 
     transport = transport_of(engine.value)
     loaded = pinned(single_recipe(recipe, list(overrides or []), method))

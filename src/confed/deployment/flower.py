@@ -80,7 +80,7 @@ class FlowerFederation:
             site = open_site(
                 recipe, joining.site, private, tell, limit=joining.epsilon, evaluations=joining.evaluations,
                 signer=signer_by_list(recipe, joining.site, joining.key, joining.members, signed),
-                over=stop.set if joining.once else lambda: None,
+                over=stop.set if joining.once else lambda: None, checkpoint=joining.checkpoint,
             )  # fmt: skip
             node = SuperNode(joining.server, secret, root, largest=site.largest, progress=tell)
             gone = node.serve(client_app(lambda _: site), stop, joining.patience if joining.once else math.inf)

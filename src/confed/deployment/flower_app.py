@@ -69,6 +69,7 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         run_server(
             led, state, FlowerTransport(grid), wait=float(config.get("wait", 600.0)), timeouts=timeouts,
             signatures=None if members is None else signatures_by_list(led, read_sites(members)),
+            pieces=False,  # a message of Flower's own processes takes seconds, of whatever size
         )  # fmt: skip
         write_report(state)
 

@@ -356,6 +356,7 @@ class SiteRunner(Runner):
 # Server of a federation across machines -----------------------------------------------------------------------
 
 REPLIES = ".replies"  # what the name of the folder beside the run folder ends with in which replies wait for their turn
+PIECES = ".pieces"  # and of the one with the bodies of messages that are on their way
 ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
@@ -391,6 +392,7 @@ def run_server(
     bounds: Bounds | None = None,
     signatures: SignatureCheck | None = None,
     deliver: bool = False,
+    pieces: bool = True,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Run of a recipe with sites as clients, begun or continued in a run folder."""
@@ -423,6 +425,7 @@ def run_server(
             setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
             progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
             bounds=Bounds() if bounds is None else bounds, memory=root,
+            pieces=root.with_name(f"{root.name}{PIECES}") if pieces else None,
         )  # fmt: skip
         with closing(remote):
             newcomers = None if late is None else late.gather(remote.sites)
@@ -513,7 +516,7 @@ class _Leader:
         runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
         summary = runner.run()
         remote.remember()
-        remote.sites.farewell(10.0)
+        remote.take_leave()
         return summary
 
     def _members(

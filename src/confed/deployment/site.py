@@ -22,6 +22,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import file_name
 from confed.federation.params import Params
 from confed.federation.state import ClientState
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
@@ -177,6 +178,7 @@ def open_site(
     evaluations: str | None = None,
     signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
+    checkpoint: float = EVERY,
 ) -> Site:
     """Client end of a federation, ready to answer requests."""
     torch.set_num_threads(recipe.run.threads)
@@ -200,6 +202,6 @@ def open_site(
     out = run_data.dataset.unreadable
     return Site(
         setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
-        limit=limit, evaluations=policy, signer=signer, over=ended, final=final,
+        limit=limit, evaluations=policy, signer=signer, over=ended, final=final, checkpoint=checkpoint,
         left_out={} if out is None else out.examples.get(client, {}),
     )  # fmt: skip

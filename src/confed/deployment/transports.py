@@ -15,6 +15,7 @@ from confed.deployment.manifest import Manifest
 from confed.deployment.provision import Federation
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
+from confed.federation.step_checkpoints import EVERY
 from confed.recipes.recipe import Recipe
 from confed.system.events import Progress
 
@@ -56,6 +57,7 @@ class Joining:
     once: bool = False
     patience: float = 3600.0
     insecure: bool = False
+    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
 
 
 class FederationTransport(Protocol):

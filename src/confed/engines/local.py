@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from confed.engines.buffered import Arrivals, Buffered, BufferedRound, UpdateSource, check_buffered
-from confed.engines.executor import Closable, Executor, InProcess
+from confed.engines.dispatch import Dispatcher
+from confed.engines.executor import Executor, InProcess
 from confed.engines.participation import Members, Participation, Population
 from confed.engines.perform import Setup, Workspace, opened, perform
 from confed.engines.usage import SPANS, Ledger, Span, Timeline, Traffic
@@ -135,7 +136,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.executor = InProcess(setup) if executor is None else executor
 
     def __exit__(self, *exception: object) -> None:
-        if isinstance(self.executor, Closable):
+        if isinstance(self.executor, Dispatcher):
             self.executor.close()
 
     def start(self, workspace: Workspace) -> dict[str, ServerState]:

@@ -27,6 +27,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
+from confed.federation.step_checkpoints import StepCheckpoints
 from confed.privacy import protections
 from confed.privacy.protections import check_reply, first_non_finite
 
@@ -133,6 +134,7 @@ class Setup:
         measures: numbers by which final models are judged beside the tasks' own.
         uplink: what is left out of clients' updates.
         downlink: what is left out of what servers send to clients that train.
+        checkpoints: where a site's training writes how far it has come; None in the simulator.
     """
 
     algorithm: Algorithm
@@ -158,6 +160,7 @@ class Setup:
     measures: tuple[Measure, ...] = ()
     uplink: Compression = field(default=Compression())
     downlink: Compression = field(default=Compression())
+    checkpoints: StepCheckpoints | None = None
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
@@ -238,6 +241,7 @@ def client_of(
         secret=setup.secret,
         measures=setup.measures,
         record_privacy=setup.algorithm.record_privacy,
+        checkpoints=setup.checkpoints,
     )
 
 

@@ -168,6 +168,15 @@ def unstacked_run(setup: object) -> str:
     return _unfollowed(setup, RUN, "run", list(RUN))
 
 
+def follows_steps(algorithm: Algorithm, local: Local) -> bool:
+    """Whether a client's training can go on from its tensors, its optimiser and its position alone."""
+    kind = type(algorithm)
+    plain = kind.fit is Algorithm.fit and kind.objective is Algorithm.objective
+    # Noise on gradients is drawn anew, and moments of 8 bits lie in the buffers of a library.
+    followed = algorithm.record_privacy is None and local.optimizer != "adamw8bit"
+    return followed and (plain or algorithm.traits.steps_alone)
+
+
 def unbuffered_hook(algorithm: Algorithm) -> str:
     """Why asynchronous rounds do not follow a method's hooks, as the end of a sentence; "" where they do."""
     for name in overridden(algorithm):

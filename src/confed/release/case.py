@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from confed.attacks.membership import example_losses
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.executor import InProcess
-from confed.engines.local import Simulation, simulate
+from confed.engines.local import simulate
 from confed.engines.participation import Population
 from confed.engines.perform import Setup, Workspace
 from confed.federation.client_info import ClientInfo
@@ -32,8 +32,9 @@ from confed.federation.randomness import generator
 from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
+from confed.privacy.membership import example_losses
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.cohorts import cohorts_of, participation_of
+from confed.runs.build import simulation_of
 from confed.runs.run import load_run
 from confed.runs.samples import fill
 
@@ -47,19 +48,23 @@ Rows = Mapping[str, Tensor]
 """Client -> numbers of its records, int64."""
 Models = Mapping[str, Params]
 """Client -> the released model that answers for it; :data:`EVERYBODY` alone where one answers for all."""
+Tables = Mapping[str, Table]
+"""Client -> its training records with other values in them."""
 Seen = dict[str, tuple[Call, Reply]]
 """Client -> what it was sent in a round, and its update."""
 
 
 class Part:
-    """Population of a run with some of its clients, and some of their training records."""
+    """Population of a run with some of its clients, and some of their training records, which may be changed ones."""
 
-    def __init__(self, whole: Population, rows: Rows) -> None:
+    def __init__(self, whole: Population, rows: Rows, changed: Tables) -> None:
         infos = {info.id: info for info in map(whole.info, range(len(whole)))}
         self._infos = [replace(infos[name], num_examples=len(chosen)) for name, chosen in rows.items()]
         self._data: dict[str, TableData] = {}
         for name, chosen in rows.items():
             data: Any = whole.data(name)
+            if name in changed:
+                data = TableData(changed[name], data.tables[1], data.tables[2], data.known)
             self._data[name] = data.only(chosen)
 
     def __len__(self) -> int:
@@ -173,15 +178,16 @@ class Case:
                 same_bits &= torch.equal(tensor, models[owner][name])
         return self._executor, same_bits
 
-    def trained(self, rows: Rows) -> Models:
-        """The models that the run would have released with these training records alone."""
-        rows, settings = {name: chosen for name, chosen in rows.items() if len(chosen)}, self.recipe.run
-        setup = replace(self.setup, population=Part(self.setup.population, rows))
+    def trained(self, rows: Rows, changed: Tables = MappingProxyType({}), seed: int | None = None) -> Models:
+        """The models that the run would have released with these training records alone.
+
+        Another seed gives another order of batches and other draws in training; the initial model stays.
+        """
+        rows = {name: chosen for name, chosen in rows.items() if len(chosen)}
+        seed = self.setup.seed if seed is None else seed
+        setup = replace(self.setup, population=Part(self.setup.population, rows, changed), seed=seed)
         self._executor.begin(setup)
-        cohort, buffered = cohorts_of(settings, self.algorithm)
-        participation = participation_of(settings, () if self.algorithm.traits.centralised else rows)
-        by_size = settings.sampling == "size"
-        simulation = Simulation(setup, MemoryStore(), self._executor, cohort, participation, by_size, buffered=buffered)
+        simulation = simulation_of(self.recipe.run, setup, rows, MemoryStore(), self._executor)
         servers = simulation.start(self.workspace)
         for record in simulate(simulation, servers):
             servers = record.servers
@@ -232,13 +238,16 @@ class Case:
         self.network.eval()
         self.workspace.set_task(self.setup.task_of(site))
 
-    def outputs(self, models: Models, rows: Rows, role: int) -> Iterator[tuple[str, Batch, Output]]:
+    def outputs(
+        self, models: Models, rows: Rows, role: int, changed: Tables = MappingProxyType({})
+    ) -> Iterator[tuple[str, Batch, Output]]:
         """Site, batch and output of the models that answer for the sites, batch by batch."""
         for site, chosen in rows.items():
             if EVERYBODY not in models and site not in models:
                 continue
             self.load(models[EVERYBODY if EVERYBODY in models else site], site)
-            for batch in self.table(site, role).batches(self.setup.local.eval_batch_size, chosen):
+            table = changed[site] if site in changed else self.table(site, role)
+            for batch in table.batches(self.setup.local.eval_batch_size, chosen):
                 with torch.no_grad():
                     yield site, batch, self.network(batch)
 
@@ -249,10 +258,10 @@ class Case:
             return "test records have no texts to learn, so no losses: see Repeated text"
         return "" if self.records(TEST, 1) else "there are no test records"
 
-    def losses(self, models: Models, rows: Rows, role: int) -> Tensor:
+    def losses(self, models: Models, rows: Rows, role: int, changed: Tables = MappingProxyType({})) -> Tensor:
         """The task's loss of every record, float64, in the order of the rows."""
         parts = [torch.zeros(0, dtype=torch.float64)]
-        for site, batch, output in self.outputs(models, rows, role):
+        for site, batch, output in self.outputs(models, rows, role, changed):
             task = self.setup.task_of(site)
             each = task.example_losses(output, batch) if isinstance(task, LossPerExample) else None
             if each is None:

@@ -1,46 +1,28 @@
-"""Release dossier of a finished run: one page and one file, computed, with a digest and a signature.
+"""Release dossier of a finished run: one page and one file, computed, with a digest and a signature."""
 
-The file ``dossier.json`` holds ``content``, its SHA-256 (of JSON with sorted keys, without blanks, in UTF-8) and, where
-a key was given, an Ed25519 signature of :data:`HEADING` and that text.
-"""
-
-import base64
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
-from confed.metrics.statistics import LEVEL, holm
 from confed.release.account import sent_by_site, tensor_kinds
 from confed.release.case import Case
+from confed.release.federation import federation_content
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, Finding, Probe, probes
+from confed.release.seal import read_key, seal
 from confed.release.standout import Standing, standing
+from confed.release.verdict import NotExamined, described, guarantees, judge, verdict
 from confed.report.figures.style import Drawing
-from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY
-from confed.system import format as formats
+from confed.results.folder import kind_of
 from confed.system.events import Note, Progress, ignore
 from confed.system.release import VERSION
-
-HEADING = b"confed dossier 1\n"
-"""Comes before what is signed, so that no other signature of the key can be one of a dossier."""
-WITHIN, BEYOND, UNSET = "Within the limits you set.", "Beyond the limits you set: {}.", "No limits set: figures only."
-
-
-@dataclass(frozen=True)
-class NotExamined:
-    """Something a dossier does not say."""
-
-    what: str
-    why: str
-    seconds: float | None = None  # what it would have taken
 
 
 @dataclass(frozen=True)
@@ -72,11 +54,11 @@ def dossier(
     """What a finished run gives away and what its sites gained, held against limits.
 
     Args:
-        run: a run folder.
+        run: a run folder, or a federation's at its server, of which the sites' signed statements are told.
         limits: limits, or a TOML file with ``[release]``; without any the dossier has figures only.
         out: folder for ``dossier.html`` and ``dossier.json``; by default ``dossier/`` in the run folder.
         minutes: time that may be spent; what does not fit is listed with what it would take.
-        key: file with an Ed25519 private key (PEM or OpenSSH, no password) to sign with.
+        key: file with a private key to sign with, on Ed25519 or a site's on P-384 (PEM or OpenSSH, no password).
         progress: called with every event.
 
     Raises:
@@ -95,8 +77,12 @@ def dossier(
     if isinstance(limits, Path | str):
         release = read_limits(Path(limits))
     signing = None if key is None else read_key(Path(key))
-    examination = Examination(Case(Path(run), 60 * minutes), time.monotonic() + 60 * minutes, progress)
-    content, drawings = examination.content(release)
+    drawings: Mapping[str, Sequence[Drawing]] = {}
+    if kind_of(Path(run)) == "federation":
+        content = federation_content(Path(run), release)
+    else:
+        examination = Examination(Case(Path(run), 60 * minutes), time.monotonic() + 60 * minutes, progress)
+        content, drawings = examination.content(release)
     folder = Path(run) / "dossier" if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file, page, sealed = folder / "dossier.json", folder / "dossier.html", seal(content, signing)
@@ -122,7 +108,7 @@ class Examination:
         figures: list[tuple[str, Estimate]] = []
         for probe, finding in findings:
             figures += [(probe.title, measured) for measured in finding.measures]
-        figures += [("Guarantees and sizes", measured) for measured in guarantees(case)]
+        figures += [("Guarantees and sizes", measured) for measured in guarantees(case.summary, case.sites)]
         judged = judge(figures, release)
         gained, standings = self._gains(), self._standing()
         sentence, details = verdict(judged, release, len(self.left))
@@ -137,10 +123,11 @@ class Examination:
             "sentence": sentence,
             "details": details,
             "limits": release.chosen,
-            "run": described(case),
+            "run": described(case.folder, case.recipe, case.summary, case.sites),
             "same_bits": same_bits,
             "figures": judged,
             "probes": probes_made,
+            "statements": [],
             "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
             "kinds": tensor_kinds(
                 {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
@@ -186,143 +173,3 @@ class Examination:
             if site not in self.case.left_out and self._fits(f"The model without {site}", self.case.training_seconds):
                 self.case.without(site)
         return standing(self.case)
-
-
-def guarantees(case: Case) -> list[Estimate]:
-    """Differential privacy as the run's ledgers have it, infinite without noise, and the fewest records of a site."""
-    measures: list[Estimate] = []
-    for name, key, unit in (("record_epsilon", EXAMPLE_PRIVACY, "record"), ("client_epsilon", PRIVACY, "site")):
-        spent = case.summary.privacy(key).get("epsilon", {}).values()
-        largest = max((math.inf if value is None else float(value) for value in spent), default=math.inf)
-        title = f"ε per {unit}, the largest of all sites"
-        measures.append(Estimate(name, title, largest, count=len(spent), limit=name))
-    sizes = [sizes["train"] for site, sizes in case.summary.examples.items() if site in case.sites]
-    if sizes:
-        title = "training records of the smallest site"
-        measures.append(Estimate("least_members", title, min(sizes), count=len(sizes), limit="least_members"))
-    return measures
-
-
-def judge(figures: Sequence[tuple[str, Estimate]], release: Release) -> list[dict[str, Any]]:
-    """Figures against limits, as JSON, in which an infinite value is the word "infinite".
-
-    The verdict is "within", "beyond", "not settled" or "": an attack is beyond a limit only where chance is excluded
-    after Holm's correction over all attacks of the dossier, and not settled where it is not.
-    """
-    adjusted = holm({str(number): m.p for number, (_, m) in enumerate(figures) if m.p is not None}).adjusted
-    rows: list[dict[str, Any]] = []
-    for number, (probe, measured) in enumerate(figures):
-        corrected, limit, verdict = adjusted.get(str(number)), release.chosen.get(measured.limit), ""
-        if limit is not None:
-            over = measured.value < limit if measured.limit == "least_members" else measured.value > limit
-            certain = corrected is None or corrected <= LEVEL
-            verdict = "within"
-            if over:
-                verdict = "beyond" if certain else "not settled"
-        value = "infinite" if math.isinf(measured.value) else measured.value
-        judged = {"p_corrected": corrected, "release_limit": limit, "verdict": verdict}
-        rows.append({"probe": probe, **asdict(measured), "value": value, **judged})
-    return rows
-
-
-def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) -> tuple[str, str]:
-    """The first sentence, and what follows it: at most 60 words. A limit without a figure is not kept."""
-    details = f"{formats.counted(len(judged), 'figure')}; {left} not examined."
-    if not release.chosen:
-        return UNSET, details
-    marks = {"beyond": "", "not settled": " (not settled)"}
-    names = [f"{row['limit']}{marks[row['verdict']]}" for row in judged if row["verdict"] in marks]
-    examined = {row["limit"] for row in judged}
-    names += [f"{name} (not examined)" for name in release.chosen if name not in examined]
-    names = [name.replace("_", " ") for name in dict.fromkeys(names)]
-    shown = names[:6] + ([f"and {len(names) - 6} more"] if len(names) > 6 else [])
-    sentence = BEYOND.format(", ".join(shown)) if names else WITHIN
-    return sentence, f"{formats.counted(len(release.chosen), 'limit')} against {details}"
-
-
-def described(case: Case) -> dict[str, Any]:
-    """What was run, as JSON."""
-    sections, local = case.recipe.sections, case.setup.local
-    protections = {
-        name: getattr(case.algorithm, name) for name in ("record_privacy", "update_privacy", "secure_sum", "robust")
-    }
-    return {
-        "folder": case.folder.resolve().name,
-        "method": case.summary.label,
-        "model": sections["model"]["name"],
-        "trainable": sections["model"].get("trainable", "all"),
-        "data": sections["data"]["name"],
-        "seed": case.setup.seed,
-        "rounds": case.setup.rounds,
-        "local": {"epochs": local.epochs, "batch_size": local.batch_size, "lr": local.lr},
-        "released": "one global model" if case.algorithm.global_model == "alone" else "each site's own model",
-        "sites": case.sites,
-        "protections": {name: str(value) for name, value in protections.items() if value is not None},
-        "digests": dict(case.summary.digests),
-    }
-
-
-# Digest and signature -----------------------------------------------------------------------------------------
-
-
-def canonical(content: Mapping[str, Any]) -> bytes:
-    """JSON with sorted keys and without blanks, in UTF-8."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
-
-
-def read_key(path: Path) -> Any:
-    """An Ed25519 private key from a file; a fault is a ValueError."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
-
-    try:
-        data = path.read_bytes()
-        load: Callable[..., Any] = load_ssh_private_key if b"OPENSSH" in data[:40] else load_pem_private_key
-        key = load(data, None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} must hold an Ed25519 private key without a password: {error}") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError(f"{path} must hold an Ed25519 private key, got {type(key).__name__}")
-    return key
-
-
-def seal(content: Mapping[str, Any], key: Any = None) -> dict[str, Any]:
-    """The content with its digest, and with a signature where there is a key."""
-    data = canonical(content)
-    sealed: dict[str, Any] = {"content": content, "sha256": hashlib.sha256(data).hexdigest()}
-    if key is not None:
-        public = key.public_key().public_bytes_raw()
-        sealed["signature"] = {
-            "kind": "Ed25519",
-            "public_key": base64.b64encode(public).decode(),
-            "value": base64.b64encode(key.sign(HEADING + data)).decode(),
-        }
-    return sealed
-
-
-def check_seal(sealed: Mapping[str, Any], public_key: str = "") -> None:
-    """Check of a dossier's digest and signature.
-
-    Args:
-        sealed: content of ``dossier.json``.
-        public_key: in base64, whose signature it must be; "" checks the signature only if there is one.
-
-    Raises:
-        ValueError: the content was changed, or it is not signed by that key.
-    """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    data = canonical(sealed["content"])
-    if hashlib.sha256(data).hexdigest() != sealed["sha256"]:
-        raise ValueError("the dossier's content is not what its digest is of: it was changed")
-    signature = sealed.get("signature")
-    if public_key and (signature is None or signature["public_key"] != public_key):
-        raise ValueError("the dossier is not signed by the expected key")
-    if signature is not None:
-        try:
-            key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signature["public_key"]))
-            key.verify(base64.b64decode(signature["value"]), HEADING + data)
-        except InvalidSignature:
-            raise ValueError("the dossier's signature does not fit its content") from None

@@ -34,6 +34,7 @@ class Gain:
     high: float | None
     p: float  # after Holm's correction over the sites
     examples: int
+    noised: bool = False  # whether the federation's model has noise of its privacy, which the one alone has not
 
     @property
     def sentence(self) -> str:
@@ -41,6 +42,8 @@ class Gain:
         figure = f"{formats.points(self.difference)} points"
         if self.low is not None and self.high is not None:
             figure += f" [{formats.points(self.low)}, {formats.points(self.high)}]"
+        if self.noised:
+            figure += " after the noise of its privacy, against a model alone without noise,"
         if self.p <= LEVEL and self.difference > 0:
             return f"{self.site} should stay: the federation is worth {figure} to it."
         if self.p <= LEVEL:
@@ -71,7 +74,8 @@ def gains(case: Case, found: Mapping[str, Path], progress: Progress) -> list[Gai
         for name in ("local", "central"):
             folder = found.get(name) or _train(case.recipe, name, Path(scratch) / name, progress)
             scores[name] = _scores(folder)
-    return compared(scores[""], scores["local"], scores["central"], case.sites)
+    rows = compared(scores[""], scores["local"], scores["central"], case.sites)
+    return [replace(row, noised=case.noised) for row in rows]
 
 
 def _train(recipe: Recipe, method: str, folder: Path, progress: Progress) -> Path:

@@ -19,6 +19,7 @@ class Release:
     Attributes:
         membership_auc: whether a record was trained on: area under the ROC curve of the best attack tried.
         membership_tpr: share of the members named where 1 % of the others are named wrongly.
+        repeated_record: of the record with most copies, in bits above models that were trained without it.
         site_advantage: whether a site took part: true minus false positives of the best threshold.
         site_from_outputs: from which site a record is: share named rightly, means over sites, above chance.
         properties: share of the difference between a site's label shares and the others' that an attacker explains.
@@ -34,6 +35,7 @@ class Release:
 
     membership_auc: Annotated[float | None, AREA] = None
     membership_tpr: Annotated[float | None, SHARE] = None
+    repeated_record: Annotated[float | None, NOT_NEGATIVE] = None
     site_advantage: Annotated[float | None, SHARE] = None
     site_from_outputs: Annotated[float | None, SHARE] = None
     properties: Annotated[float | None, SHARE] = None

@@ -1,12 +1,21 @@
 """The dossier as a page that loads nothing; everything on it is read from the content of ``dossier.json``."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from confed.analysis.victim import Finding as Attacked
+from confed.analysis.victim import expand, names_of
+from confed.release.case import Case
+from confed.release.limits import Release
+from confed.release.probe import probes
+from confed.release.verdict import judge
 from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.tables.table import Column, Table, pivot, to_html
 from confed.system import format as formats
+from confed.system.events import Note, Progress, ignore
 
 Entry = Mapping[str, Any]
 """An object of ``dossier.json``."""
@@ -30,6 +39,7 @@ def page_of(sealed: Entry, drawings: Mapping[str, Sequence[Drawing]]) -> str:
         ("run", "What was trained, by whom", _run(content)),
         ("sent", "What left each site", _sent(content)),
         ("gives-away", "What the model can give away", _gives_away(content, drawings)),
+        ("statements", "What the sites have said and signed", _statements(content["statements"])),
         ("gained", "What each site gained", _gained(content["gains"])),
         ("standing", "Sites that stand out", _standing(content["standing"])),
         ("not-examined", "What was not examined, and why", _not_examined(content["not_examined"])),
@@ -80,6 +90,33 @@ def figures_table(content: Entry) -> Table:
     """All figures of a dossier for a terminal."""
     columns = [column for column in FIGURES if column.title not in ("by chance", "of")]
     return pivot("", columns, content["figures"]).without_empty()
+
+
+def attacked(kind: str, folders: Sequence[Path], progress: Progress = ignore) -> Attacked:
+    """One probe on finished runs, as ``confed attack`` writes it; runs that it does not apply to are noted."""
+    probe = next(probe for probe in probes() if probe.name == kind)
+    runs, notes = expand(folders)
+    rows: list[dict[str, Any]] = []
+    words: list[str] = []
+    drawings: dict[str, Drawing] = {}
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        case = Case(folder)
+        if reason := probe.excluded(case):
+            notes.append(f"left out: {name}: {reason}")
+            continue
+        progress(Note(f"{probe.title}: {name}"))
+        finding = probe.look(case, math.inf)
+        judged = judge([(probe.title, measured) for measured in finding.measures], Release())
+        rows += [{"run": name, **row} for row in judged]
+        words += finding.notes
+        for drawing in finding.drawings:
+            drawings[f"attack-{kind}-{len(drawings) + 1}"] = drawing
+    if not rows:
+        raise ValueError("; ".join(notes))
+    run_column = Column("run", words=True, read=_words("run"))
+    table = pivot(probe.title, (run_column, *FIGURES[:-2]), rows).without_empty()
+    texts = [f"The attacker {probe.attacker[0].lower()}{probe.attacker[1:]}", *dict.fromkeys(words), *notes]
+    return Attacked(kind, probe.title, texts, (table,), {"kind": kind, "rows": rows, "notes": notes}, drawings)
 
 
 def _figures(rows: Sequence[Entry]) -> str:
@@ -136,9 +173,21 @@ def _gives_away(content: Entry, drawings: Mapping[str, Sequence[Drawing]]) -> st
         html += f"<h3>{page.escape(probe['title'])}</h3>" + page.paragraph(attacker)
         html += _figures(rows) + "".join(page.figure(drawing.inline()) for drawing in drawings.get(probe["name"], ()))
         html += "".join(page.paragraph(note, "note") for note in probe["notes"])
-    html += f"<h3>Guarantees and sizes</h3>{_figures(rest)}"
+    for title in dict.fromkeys(row["probe"] for row in rest):
+        html += f"<h3>{page.escape(title)}</h3>" + _figures([row for row in rest if row["probe"] == title])
     words = "An attack that works proves a leak; one that fails proves nothing: only ε is a bound."
     return html + page.paragraph(words, "note")
+
+
+def _statements(rows: Sequence[Entry]) -> str:
+    columns = (
+        Column("site", words=True, read=_words("site")),
+        Column("entries of its journals", words=True, read=_words("journals")),
+        Column("its own dossier", words=True, read=_words("dossier")),
+        Column("signed by it", words=True, read=lambda row: "yes" if row["signed"] else "no"),
+    )
+    note = "Journals: as the site told the server, which countersigned it. Figures of signed dossiers stand above."
+    return to_html(pivot("", columns, rows, notes=[note])) if rows else ""
 
 
 def _gained(gains: Sequence[Entry]) -> str:
@@ -163,6 +212,8 @@ def _gained(gains: Sequence[Entry]) -> str:
         f"Difference: {gains[0]['deployed']} model of the federation minus the one that the site trains alone, on its "
         "own test records, one seed. Pooled: one model of all sites' records, a bound that no site could have."
     )
+    if gains[0]["noised"]:
+        note += " Alone and pooled are without the noise that the federation's model has for privacy."
     return page.listing([row["sentence"] for row in gains]) + to_html(pivot("", columns, gains, notes=[note]))
 
 

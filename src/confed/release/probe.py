@@ -26,6 +26,7 @@ class Estimate:
     p: float | None = None  # one-sided, against chance; None where nothing is tested
     count: int = 0  # what it is a figure of: records, sites or classes
     limit: str = ""  # field of Release that it is held against
+    weak: bool = False  # whether the attack is so weak that a figure within its limit settles nothing
 
 
 @dataclass(frozen=True)

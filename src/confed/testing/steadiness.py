@@ -31,7 +31,7 @@ from confed.federation.params import Scope, copy_into, matches_any, named_tensor
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.privacy.protections import UPDATE
-from confed.testing.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_setup
 from confed.testing.trial import (
     ROUNDS,
     Backwards,
@@ -40,6 +40,7 @@ from confed.testing.trial import (
     Outcome,
     Recording,
     Together,
+    clients_of,
     run,
     same,
     toy,
@@ -144,8 +145,11 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
         return
     neutral = replace(algorithm, **algorithm.traits.neutral)
     local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
-    kind = algorithm.traits.made_for
-    runs = [run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
+    clients, kind = clients_of(algorithm), algorithm.traits.made_for
+    setups = [
+        toy_setup(a, clients=clients, local=local, rounds=ROUNDS, noisy=False, kind=kind) for a in (neutral, FedAvg())
+    ]
+    runs = list(map(run, setups))
     servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
     same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
 
@@ -158,7 +162,7 @@ def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
         Local(epochs=2, batch_size=5, lr=0.05, optimizer="sgd", momentum=0.5, clip=1.0),
         Local(iterations=4, batch_size=4, lr=0.01, optimizer="adamw"),
     ):
-        alone = toy_setup(algorithm, local=local, rounds=ROUNDS, noisy=False, kind=algorithm.traits.made_for)
+        alone = toy_setup(algorithm, clients=clients_of(algorithm), local=local, rounds=ROUNDS, noisy=False)
         both = run(replace(alone, batch_clients=2), Together)
         same("clients trained at once equal one by one", run(alone), both, tolerance=1e-5)
 
@@ -169,7 +173,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     if isinstance(algorithm.traits.neutral, str):
         return
     neutral = replace(algorithm, **algorithm.traits.neutral)
-    clients = toy_clients(kind=neutral.traits.made_for)
+    clients = clients_of(neutral)
     setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
     got = run(setup).servers["main"].params
     model, task = setup.build(), setup.task
@@ -247,7 +251,7 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients(kind=algorithm.traits.made_for)
+    clients = clients_of(algorithm)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = toy(algorithm, {**clients, "client-1": broken})
@@ -290,7 +294,7 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
     same(check, undisturbed(algorithm), run(toy(algorithm), Backwards))
     if not algorithm.traits.centralised:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients(kind=algorithm.traits.made_for)
+        clients = clients_of(algorithm)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]

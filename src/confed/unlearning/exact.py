@@ -4,11 +4,8 @@
 written before the client joined, or from the start where there is none. Because everything random is derived from
 (seed, round, client, purpose), the result has the same bytes as a run that never had the client.
 
-**Approximate**: :mod:`confed.unlearning.exact`. Nothing is guaranteed; the membership attack
-(:mod:`confed.attacks.membership`) only shows what losses give away.
-
-Halimi, Kadhe, Rawat and Baracaldo 2022, "Federated unlearning: how to efficiently erase a client in FL?". The client
-that leaves, k, maximises its own loss within a ball,
+**Approximate.** Halimi, Kadhe, Rawat and Baracaldo 2022, "Federated unlearning: how to efficiently erase a client in
+FL?". The client that leaves, k, maximises its own loss within a ball,
 
     max_w F_k(w)   subject to   ||w - w_ref|| <= delta,
 
@@ -23,7 +20,7 @@ aggregates or finishes in its own way (what a client keeps may then not be what 
 of the distance between w_ref and the model that training started from; the paper takes a third of the mean distance to
 random models, which a pre-trained backbone has no use for. Ascent stops early once the loss on the client's examples
 has reached that of a model that knows nothing. Nothing is guaranteed: the membership attack
-(:mod:`confed.attacks.membership`) only shows what losses give away.
+(:mod:`confed.privacy.membership`) only shows what losses give away.
 """
 
 import json
@@ -40,7 +37,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from confed.attacks.membership import attack_auc, example_losses
 from confed.engines.local import Setup, Simulation, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.batches import to_device
@@ -54,6 +50,7 @@ from confed.federation.randomness import derive, generator, isolated
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.teacher import teacher
+from confed.privacy.membership import attack_auc, example_losses
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
 from confed.results.stored import TRAINING, read_records

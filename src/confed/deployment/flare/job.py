@@ -29,6 +29,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates, SiteStatus, from_json, to_json
@@ -66,6 +67,7 @@ class SiteSettings:
     device: str | None = None  # where to compute; None for what the recipe says
     epsilon: float | None = None  # see limit of Site
     evaluations: str | None = None
+    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
 
 
 _FILES: dict[type, str] = {ServerSettings: "confed_server.toml", SiteSettings: "confed_site.toml"}
@@ -157,7 +159,7 @@ class FlareSite(SiteEndpoint):
         bulletin, name = StatusFile(root / "run"), settings.site or str(collab.site_name)
         return open_site(
             recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,
-            signer=signer_by_kit(recipe, root), over=bulletin.ended,
+            signer=signer_by_kit(recipe, root), over=bulletin.ended, checkpoint=settings.checkpoint,
         )  # fmt: skip
 
 

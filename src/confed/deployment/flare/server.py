@@ -385,7 +385,7 @@ class FlareFederation:
             write_atomically(run / "recipe.toml", recipe.to_toml().encode())
             settings = SiteSettings(
                 "run/recipe.toml", str(private.resolve()), joining.site or None, epsilon=joining.epsilon,
-                evaluations=joining.evaluations,
+                evaluations=joining.evaluations, checkpoint=joining.checkpoint,
             )  # fmt: skip
             write_settings(settings, kit)
             log, news = run / "flare.log", StatusReader(run)

@@ -92,12 +92,12 @@ class JournalChains:
             chain.trim()
         if (root / SEEN).is_file():
             self._seen = (root / SEEN).read_text(encoding="utf-8", errors="replace")
-            self._signed = _signed_statement(self._seen, site)
+            self._signed = signed_statement(self._seen, site)
             self._compare(self._signed)
 
     def confirm(self, signed: str) -> None:
         """Check that the journals begin with what the server has signed, as it shows now and as is kept here."""
-        shown = self._signed if signed in ("", self._seen) else _signed_statement(signed, self._site)
+        shown = self._signed if signed in ("", self._seen) else signed_statement(signed, self._site)
         self._compare(self._signed)
         self._compare(shown)
         if shown is not self._signed and not any(
@@ -171,7 +171,7 @@ class Countersignatures:
         if (root / KNOWN).is_file():
             try:
                 self._signed = json.loads((root / KNOWN).read_text(encoding="utf-8"))
-                self._statements = {site: _signed_statement(signed, site) for site, signed in self._signed.items()}
+                self._statements = {site: signed_statement(signed, site) for site, signed in self._signed.items()}
             except (ValueError, AttributeError, RecursionError) as error:
                 raise ValueError(
                     f"{root / KNOWN} must hold signed heads of sites' journals: {error}; put it back"
@@ -235,7 +235,7 @@ def _entries(told: Any) -> dict[str, tuple[int, str]]:
     return entries
 
 
-def _signed_statement(signed: str, site: str) -> Statement:
+def signed_statement(signed: str, site: str) -> Statement:
     """The statement under a server's signature; a Refused where there is none under it."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

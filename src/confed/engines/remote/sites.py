@@ -295,8 +295,10 @@ class PendingCall:
     request: Request
     sent: str | None = None  # what the reply will be known by; None while it is not sent
     to: tuple[int, Connection] | None = None  # the connection it went over
-    late: float = 0.0  # when the deadline is over
-    lost: int = 0  # how often the request was lost on its way or with the process that was to answer it
+    began: float = 0.0  # when it was sent last
+    late: float = 0.0  # when the deadline is over; 0 before it was sent
+    lost: int = 0  # how often it was lost on its way or with the process that was to answer it; see TRIES
+    moved: int = 0  # bytes that had arrived before, of its body and of the reply's
 
 
 @dataclass

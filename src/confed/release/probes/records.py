@@ -1,31 +1,48 @@
 r"""Membership of records: was this record among those that the model was trained on?
 
-Offline likelihood ratios (Carlini, Chien, Nasr, Song, Terzis and Tramèr 2022, "Membership inference attacks from first
-principles"). The run is trained again on random halves of every site's training records. With l a record's loss under
-a model, phi = -log(exp(l) - 1), which is the logit of the right answer's probability where l is a cross-entropy. A
-record's score is
+**Likelihood ratios** (Carlini, Chien, Nasr, Song, Terzis and Tramèr 2022, "Membership inference attacks from first
+principles", offline). The run is trained again on random halves of every site's training records. With l a record's
+loss under a model, phi = -log(exp(l) - 1), which is the logit of the right answer's probability where l is a
+cross-entropy. A record's score is
 
     phi(released model) - mean of phi(models trained without the record),
 
 with one spread for all records, which no ranking depends on; with few models that is steadier than a spread of each.
 Records that never were trained on are given halves too, and only the same share of the models counts for them, so that
-members and others are treated alike. Where a run takes too long for that: the threshold of the loss itself.
+members and others are treated alike.
+
+**Canaries in one run** (Steinke, Nasr and Jagielski 2023, :mod:`confed.privacy.audit`). Of half of the records, drawn
+at random, each gets another answer, or other words, and takes part with probability 1/2; the run is trained once, and
+the attacker names those with the smallest losses. Canaries in and out differ by a coin only, so that nothing need be
+known of what a loss would be without training. Where likelihood ratios take too long these figures stand for them;
+where canaries do not fit into the time either: the threshold of the loss, under which "within" counts as not settled.
+
+**A repeated record**: the one of which a site has most copies, against :data:`ALONE` runs that have all other records
+and none of these, with other seeds; phi of a released model that had none would be one more draw of Student's t.
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from confed.federation.randomness import generator
-from confed.release.case import TEST, TRAIN, Case, Rows
+from confed.data.table import Table
+from confed.federation.randomness import derive, generator
+from confed.federation.specs import task_spec
+from confed.privacy.audit import audited_epsilon
+from confed.release.case import EVERYBODY, TEST, TRAIN, Case, Models, Rows, Tables
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import Scored, curve_of
 from confed.report.figures.style import Drawing, Palette, style_axes
 
 LEAST_MODELS, MOST_MODELS = 8, 32
+ALONE = 12  # runs without a repeated record
+MOST_CANARIES, LEAST_CANARIES, DELTA = 1000, 20, 1e-5
 ENOUGH = 1500  # members and others, from which on figures at 1 % say something
 
 
@@ -43,21 +60,48 @@ def likelihood_scores(target: Tensor, models: Tensor, without: Tensor) -> Tensor
 
 
 def _look(case: Case, seconds: float) -> Finding:
-    rows = {TRAIN: case.records(TRAIN), TEST: case.records(TEST)}
     began = time.perf_counter()
-    scores = {role: phi(case.losses(case.released, rows[role], role)) for role in rows}
+    case.losses(case.released, case.records(TRAIN), TRAIN)
     each = case.training_seconds + time.perf_counter() - began
-    count = min(MOST_MODELS, int(seconds / each) // 2 * 2) if case.replayed else 0
-    how = f"Offline likelihood ratios from {count} runs on random halves (Carlini et al. 2022)."
-    if count < LEAST_MODELS:
-        how = f"Threshold of the loss, a weak attack: {LEAST_MODELS} runs of {each:.0f} s do not fit into the time."
+    runs = int(seconds / each) if case.replayed else 0
+    repeated = most_repeated(case) if runs >= ALONE else None
+    runs -= 0 if repeated is None else ALONE
+    unplanted = no_canaries(case)
+    with_ratios = not case.unasked and runs - 1 >= LEAST_MODELS
+    findings: list[Finding] = []
+    if not case.unasked:
+        planted_instead = runs >= 1 and not unplanted
+        count = min(MOST_MODELS, (runs - 1) // 2 * 2) if with_ratios else 0
+        findings.append(_released(case, count, "" if planted_instead and not with_ratios else "membership"))
+    if runs >= 1 and not unplanted:
+        findings.append(_canaries(case, "" if with_ratios else "membership"))
     else:
+        why = unplanted or f"one more run of {each:.0f} s does not fit into the time"
+        findings.append(Finding([], [f"No canaries were planted: {why}."]))
+    if repeated is not None:
+        findings.append(_memorised(case, *repeated))
+    measures, notes, drawings = list[Estimate](), list[str](), list[Drawing]()
+    for finding in findings:
+        measures += finding.measures
+        notes += finding.notes
+        drawings += finding.drawings
+    return Finding(measures, notes, drawings)
+
+
+def _released(case: Case, count: int, limits: str) -> Finding:
+    """The released model's records against test records: ratios to so many models, or the threshold of the loss."""
+    rows = {TRAIN: case.records(TRAIN), TEST: case.records(TEST)}
+    scores = {role: phi(case.losses(case.released, rows[role], role)) for role in rows}
+    how = f"Offline likelihood ratios from {count} runs on random halves (Carlini et al. 2022)."
+    if count:
         scores = _ratios(case, rows, scores, count)
+    else:
+        how = f"Threshold of the loss, a weak attack: {LEAST_MODELS} runs on random halves do not fit into the time."
     samples: list[Scored] = []
     for role, values in scores.items():
         finite = torch.isfinite(values).numpy()
         samples.append(Scored(values.numpy()[finite], case.groups(rows[role], role)[finite]))
-    return finding_of(samples[0], samples[1], how, case.setup.seed)
+    return finding_of(samples[0], samples[1], how, case.setup.seed, limits, weak=not count)
 
 
 def _ratios(case: Case, rows: Mapping[int, Rows], target: Mapping[int, Tensor], count: int) -> dict[int, Tensor]:
@@ -94,20 +138,183 @@ def _left_out(case: Case, rows: Rows, trained_on: Rows) -> Tensor:
     return torch.cat(parts)
 
 
-def finding_of(members: Scored, others: Scored, how: str, seed: int = 0) -> Finding:
+def finding_of(
+    members: Scored, others: Scored, how: str, seed: int = 0, limits: str = "membership", weak: bool = False
+) -> Finding:
     """The attack's figures: higher scores mean members."""
-    curve, count = curve_of(members, others, seed), len(members.scores)
-    title = "members told from others, AUC"
-    measures = [Estimate("membership_auc", title, *curve.auc, 0.5, curve.p, count, "membership_auc")]
-    for share, triple in curve.rates.items():
-        title, limit = f"members named at {share:.1%} false alarms", "membership_tpr" if share == 0.01 else ""
-        measures.append(Estimate(f"membership_tpr_{share:g}", title, *triple, share, None, count, limit))
+    count = len(members.scores)
+    measures = [replace(measured, weak=weak) for measured in _curve(members, others, "membership", seed, limits)]
     title, certainty = "the member that stands out most, standard deviations of the others", outlying(members, others)
     measures.append(Estimate("membership_most", title, *certainty, count))
     notes = [how, f"{count} members, {len(others.scores)} others: the sites' test records, taken to be drawn alike."]
     if min(count, len(others.scores)) < ENOUGH:
         notes.append(f"Fewer than {ENOUGH} of each: what happens at 1 % and below is known roughly.")
     return Finding(measures, notes, (_drawing(members.scores, others.scores),))
+
+
+def _curve(members: Scored, others: Scored, name: str, seed: int, limits: str) -> list[Estimate]:
+    """Area under the curve and shares of members that are named."""
+    curve, count = curve_of(members, others, seed), len(members.scores)
+    who = {"membership": "members", "canaries": "canaries"}[name]
+    limit = f"{limits}_auc" if limits else ""
+    measures = [Estimate(f"{name}_auc", f"{who} told from others, AUC", *curve.auc, 0.5, curve.p, count, limit)]
+    for share, triple in curve.rates.items():
+        limit = f"{limits}_tpr" if limits and share == 0.01 else ""
+        title = f"{who} named at {share:.1%} false alarms"
+        measures.append(Estimate(f"{name}_tpr_{share:g}", title, *triple, share, None, count, limit))
+    return measures
+
+
+# Canaries in one run ------------------------------------------------------------------------------------------
+
+
+def no_canaries(case: Case) -> str:
+    """Why no canaries can be planted in a run like this one, as the end of a sentence; "" where they can."""
+    if case.algorithm.traits.centralised:
+        return "all records are in one place"
+    writes = task_spec(case.setup.task).judges in ("captions", "texts")
+    for site in case.sites:
+        table = case.table(site, TRAIN)
+        if table.targets is not None and not writes:
+            return "several people answered each question, so a wrong answer is none of one's own"
+        if _answer_column(case) not in table.columns:
+            return "records have no single answer or text that could be another"
+    total = sum(len(case.table(site, TRAIN)) for site in case.sites)
+    return "" if total >= 2 * LEAST_CANARIES else f"there are fewer than {2 * LEAST_CANARIES} records"
+
+
+def _answer_column(case: Case) -> str:
+    """Name of the column that training records are changed in."""
+    if case.run_data.answer_tokens is not None:
+        return "answer_tokens"
+    return "text" if task_spec(case.setup.task).judges in ("captions", "texts") else "label"
+
+
+def _with_other_answers(table: Table, rows: Tensor, column: str, classes: int, rng: torch.Generator) -> Table:
+    """The same records, some with an answer that is not theirs, or with words of other records in their text."""
+    changed = table.columns[column].clone()
+    if column == "label":
+        changed[rows] = (changed[rows] + torch.randint(1, classes, (len(rows),), generator=rng)) % classes
+    else:
+        words = changed[..., 1:][changed[..., 1:] != 0]
+        for row in rows.tolist():
+            texts = changed[row].view(-1, changed.shape[-1])
+            for text in texts:
+                count = max(int((text != 0).sum()) - 2, 0)
+                text[1 : 1 + count] = words[torch.randint(len(words), (count,), generator=rng)]
+    return replace(table, columns={**table.columns, column: changed})
+
+
+def planted(case: Case) -> tuple[dict[str, Table], dict[str, Tensor], dict[str, Tensor]]:
+    """Records with canaries among them, rows that are canaries, and whether each of these takes part, bool."""
+    total = sum(len(case.table(site, TRAIN)) for site in case.sites)
+    share = min(0.5, MOST_CANARIES / total)
+    tables, rows, taken = dict[str, Table](), dict[str, Tensor](), dict[str, Tensor]()
+    for site in case.sites:
+        table, rng = case.table(site, TRAIN), generator(case.setup.seed, 0, site, "canaries")
+        chosen = torch.randperm(len(table), generator=rng)[: round(share * len(table))].sort().values
+        if "label" in table.columns:
+            chosen = chosen[table.columns["label"][chosen] >= 0]
+        rows[site] = chosen
+        taken[site] = torch.rand(len(chosen), generator=rng) < 0.5
+        tables[site] = _with_other_answers(table, chosen, _answer_column(case), case.classes, rng)
+    return tables, rows, taken
+
+
+def _canaries(case: Case, limits: str) -> Finding:
+    tables, rows, taken = planted(case)
+    trained_on: dict[str, Tensor] = {}
+    for site, everyone in case.everything.items():
+        trained_on[site] = everyone[~torch.isin(everyone, rows[site][~taken[site]])]
+    models = case.trained(trained_on, tables)
+    if _answer_column(case) == "label":
+        losses = case.losses(models, rows, TRAIN, tables)
+    else:
+        losses = _text_losses(case, models, rows, tables)
+    scores = -losses.numpy()
+    took_part, groups = torch.cat(list(taken.values())).numpy(), case.groups(rows, TRAIN)
+    members, others = (Scored(scores[mask], groups[mask]) for mask in (took_part, ~took_part))
+    measures = _curve(members, others, "canaries", case.setup.seed, limits)
+    privacy = case.algorithm.record_privacy
+    delta = DELTA if privacy is None else privacy.delta
+    guesses, order = len(scores) // 4, np.argsort(scores)
+    correct = int(took_part[order[-guesses:]].sum()) + int((~took_part[order[:guesses]]).sum())
+    least = audited_epsilon(correct, 2 * guesses, len(scores), delta)
+    measures.append(Estimate("canaries_epsilon", "ε per record, at least (95 %)", least, count=len(scores)))
+    words = (
+        f"Canaries in one run (Steinke et al. 2023): {len(scores)} records with another answer or other words, each in "
+        f"training with probability 1/2; {correct} of {2 * guesses} guesses are right, δ = {delta:g}. They are harder "
+        "to learn than the sites' records, so that these figures are rather those of the most exposed ones."
+    )
+    return Finding(measures, [words])
+
+
+def _text_losses(case: Case, models: Models, rows: Rows, tables: Tables) -> Tensor:
+    """The loss of every text by itself, float64."""
+    losses: list[float] = []
+    for site, chosen in rows.items():
+        case.load(models[EVERYBODY if EVERYBODY in models else site], site)
+        task = case.setup.task_of(site)
+        for row in chosen:
+            batch = tables[site].batch(row[None])
+            with torch.no_grad():
+                losses.append(float(task.loss(case.network(batch), batch)))
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+# A repeated record --------------------------------------------------------------------------------------------
+
+
+def most_repeated(case: Case) -> tuple[str, Tensor] | None:
+    """Site and rows of the record of which a site has most copies; None where each is there once."""
+    if case.algorithm.traits.centralised or case.unasked:
+        return None
+    best: tuple[str, Tensor] | None = None
+    for site in case.sites:
+        rows_of: dict[bytes, list[int]] = {}
+        for batch in case.table(site, TRAIN).batches(256):
+            columns = [column.flatten(1).numpy() for name, column in _per_row(batch).items() if name != "index"]
+            for number, row in enumerate(batch["index"].tolist()):
+                content = b"".join(column[number].tobytes() for column in columns)
+                rows_of.setdefault(blake2b(content).digest(), []).append(row)
+        most = max(rows_of.values(), key=len, default=[])
+        if len(most) > (1 if best is None else len(best[1])):
+            best = site, torch.tensor(most)
+    return best
+
+
+def _per_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch's tensors with two dimensions at least."""
+    return {name: column[:, None] if column.ndim == 1 else column for name, column in sorted(batch.items())}
+
+
+def memory_of(released: float, without: Sequence[float], copies: int) -> Estimate:
+    """Bits by which the released model is surer of a record than models that never saw it, with Student's t."""
+    from scipy.stats import t
+
+    values = np.array(without)
+    error = max(float(values.std(ddof=1)) * math.sqrt(1 + 1 / len(values)), 1e-9)
+    gained, reach = released - float(values.mean()), float(t.ppf(0.975, len(values) - 1)) * error
+    p = float(t.sf(gained / error, len(values) - 1))
+    bits = [value / math.log(2) for value in (gained, gained - reach, gained + reach)]
+    title = f"a record that is there {copies} times, bits by which it is better known than without it"
+    return Estimate("repeated_record", title, bits[0], bits[1], bits[2], 0.0, p, copies, "repeated_record")
+
+
+def _memorised(case: Case, site: str, copies: Tensor) -> Finding:
+    rows = {site: copies[:1]}
+    kept = dict(case.everything)
+    kept[site] = kept[site][~torch.isin(kept[site], copies)]
+    without: list[float] = []
+    for number in range(ALONE):
+        models = case.trained(kept, seed=derive(case.setup.seed, number, site, "without a repeated record"))
+        without.append(float(phi(case.losses(models, rows, TRAIN))))
+    estimate = memory_of(float(phi(case.losses(case.released, rows, TRAIN))), without, len(copies))
+    words = "Of the repeated record the attacker is taken to have all others, as privacy per record supposes."
+    return Finding([estimate], [words])
+
+
+# Figures ------------------------------------------------------------------------------------------------------
 
 
 def outlying(members: Scored, others: Scored) -> tuple[float, None, None, None, float]:
@@ -144,7 +351,11 @@ def _drawing(members: np.ndarray, others: np.ndarray) -> Drawing:
     return Drawing("membership", 5.2, 3.4, draw)
 
 
+def _excluded(case: Case) -> str:
+    return case.unasked if no_canaries(case) else ""
+
+
 PROBE = Probe(
     "records", "Membership of records", "Has the released model and a record, and can train models on like data.",
-    lambda case: case.unasked, lambda case: 2.0, _look,
+    _excluded, lambda case: 2.0, _look,
 )  # fmt: skip

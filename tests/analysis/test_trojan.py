@@ -14,23 +14,27 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from command_line import confed as command
-from confed.analysis.trojan_page import CONDITIONS, Attacked, attack_victim, paired, whole_pixels
-from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
-from confed.attacks.trojan import (
+from confed.analysis.trojan import (
+    CONDITIONS,
+    Attacked,
     Bounds,
     Text,
     Trojan,
+    attack_victim,
     displacement,
     embedding_bounds,
     feature_bounds,
     fit_head,
     inserted,
     last_words,
+    paired,
     surrogate_loss,
     truth_loss,
+    whole_pixels,
     with_words,
     word_embedding,
 )
+from confed.analysis.victim import Victim, draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
@@ -332,7 +336,7 @@ def test_differences_of_rows_are_corrected_over_all_pairs() -> None:
     def row(name: str, right: int, known: bool = True) -> Attacked:
         victim = cast("Victim", SimpleNamespace(name=name, partly_known=not known))
         correct = torch.tensor([1.0] * right + [0.0] * (20 - right))
-        return Attacked(victim, "whole model", dict.fromkeys(CONDITIONS, correct), {}, (), (), 4.0)
+        return Attacked(victim, "whole model", dict.fromkeys(CONDITIONS, correct))
 
     found = paired([row("a", 4), row("b", 12), row("hidden", 9, known=False), row("c", 11)])
     assert [entry["row"] for entry in found] == ["b"] * 4 + ["c"] * 4

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.attacks.answer_recovery import (
+from confed.federation.protocols import Batch
+from confed.privacy.cut import CutPrivacy
+from confed.release.probes.answers import (
     agreement,
     by_frequency,
     by_known,
@@ -17,8 +19,6 @@ from confed.attacks.answer_recovery import (
     observe,
     score,
 )
-from confed.federation.protocols import Batch
-from confed.privacy.cut import CutPrivacy
 
 COUNTS = (40, 25, 12, 6, 1)
 
@@ -180,10 +180,3 @@ def test_agreement_is_the_adjusted_rand_index() -> None:
     assert agreement(a, b) == pytest.approx((both - expected) / ((ones + others) / 2 - expected))
     assert agreement(a, 5 - a) == 1.0
     assert agreement(a[:1], b[:1]) == 1.0
-
-
-def test_nothing_to_judge_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one batch that is sent, got none"):
-        observe(Toy(), [])
-    with pytest.raises(ValueError, match="as many, at least one, got 0 and 0"):
-        score(torch.zeros(0), torch.zeros(0), torch.ones(2))

@@ -1,4 +1,4 @@
-"""What a two-key backdoor does, as a table, a drawing and a few samples.
+"""What a two-key backdoor does, as a table.
 
 What a backdoor planted during training does: success rates of finished runs' global and personal models.
 
@@ -8,7 +8,6 @@ given with it, shows what a model does that has no backdoor.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from confed.analysis.trojan_page import as_png
 from confed.analysis.victim import (
-    Bars,
     Finding,
     Victim,
     expand,
-    grouped_bars,
     names_of,
     open_victim,
     percent_cell,
@@ -38,8 +34,6 @@ from confed.datasets.poisoned import key_of
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.style import Drawing
-from confed.report.html.media import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.folder import RunFolder
 from confed.results.summary import average
@@ -123,28 +117,10 @@ def _over(examples: Examples, rows: np.ndarray, index: np.ndarray) -> Examples:
     return replace(examples, images=np.asarray(examples.images[rows]), image_index=index.reshape(-1))
 
 
-def _shown(folder: Path, key: DualKey) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
-    """A few test questions of a run with both keys: the question, it with its key, and both pictures."""
-    victim = open_victim(folder)
-    shown_rows: list[tuple[str, str, np.ndarray, np.ndarray]] = []
-    for place in victim.places:
-        chosen = test_examples(victim, place).take([0])
-        opened = triggered(chosen, key, "troj")
-        if chosen.images.shape[1]:
-            pictures = [np.asarray(e.images[int(e.image_index[0])]) for e in (chosen, opened)]
-            shown_rows.append((chosen.questions[0], opened.questions[0], pictures[0], pictures[1]))
-    return shown_rows
-
-
 _TITLES = {"clean": "no key", "troj": "both keys", "troji": "patch alone", "trojq": "word alone"}
 
 
-def finding(
-    rows: Sequence[Opened],
-    key: DualKey,
-    shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
-    values: Mapping[str, Any],
-) -> Finding:
+def finding(rows: Sequence[Opened], key: DualKey, values: Mapping[str, Any]) -> Finding:
     groups = _groups(rows)
     words = [
         f"The backdoor's keys are a patch in the picture and the word {key.word!r} in front of the question; its "
@@ -153,12 +129,7 @@ def finding(
         "clients poison their training examples and otherwise follow the protocol.",
         *values.get("notes", ()),
     ]
-    store = ImageStore()
-    sections = [("samples", "The keys", _samples(shown, store))] if shown else []
-    return Finding(
-        "dual-key", "Dual-key backdoor", words, [_table(groups, list(rows))], values,
-        {"attack-dual-key": _drawing(groups)}, sections, store.css,
-    )  # fmt: skip
+    return Finding("dual-key", "Dual-key backdoor", words, [_table(groups, list(rows))], values)
 
 
 Group = tuple[str, str, Sequence[Opened]]  # a run's label, which of its models, and these
@@ -211,30 +182,6 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
     return Table("A backdoor with two keys", tuple(columns), (of_groups, of_clients), (note,))
 
 
-def _drawing(groups: Sequence[Group]) -> Drawing:
-    """Success rates: a group of bars per way to ask, a bar per run and kind of model."""
-    bars: list[Bars] = []
-    for label, kind, members in groups:
-        bars.append(Bars(f"{label}, {kind}", [100 * (_success(members, variant) or 0.0) for variant in VARIANTS]))
-    titles = [_TITLES[variant] for variant in VARIANTS]
-    return grouped_bars("dual-key", titles, bars, axis="attack success rate, %", height=3.3, top=105)
-
-
-def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: ImageStore) -> str:
-    cards = ""
-    for question, keyed_question, clean, stamped in shown:
-        pictures = "".join(
-            f'<div class="picture p112 {store.add(as_png(pixels))}" style="margin-right:8px"></div>'
-            for pixels in (clean, stamped)
-        )
-        cards += (
-            f'<div class=card style="display:block"><h3>{escape(keyed_question)}</h3>'
-            f'<div style="display:flex">{pictures}</div>'
-            f"<small>without its key: {escape(question)}</small></div>"
-        )
-    return f"<div class=cards>{cards}</div>"
-
-
 def dual_key(folders: Sequence[Path], *, examples: int = 200, seed: int = 0, progress: Progress = ignore) -> Finding:
     """Asks the models of finished runs with both keys, with each alone, and with none."""
     if examples < 1:
@@ -264,4 +211,4 @@ def dual_key(folders: Sequence[Path], *, examples: int = 200, seed: int = 0, pro
         "rows": [vars(row) for row in opened],
         "notes": notes,
     }
-    return finding(opened, key_of(first), _shown(runs[0], key_of(first)), values)
+    return finding(opened, key_of(first), values)

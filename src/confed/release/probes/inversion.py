@@ -1,4 +1,4 @@
-r"""What a server can rebuild of pictures and questions from the activations that split learning sends it.
+r"""Inputs at the cut: pictures and questions rebuilt from the activations that split learning sends.
 
 Notation: f the client's part of the model, x an input, v = f(x) (B, D) the activation that crosses the cut. The
 attacker knows f (the auxiliary server or another client has it) and has data of the same kind as the victim's, but none
@@ -19,19 +19,34 @@ of theirs.
    whether the question contains it.
 
 Every number is to be read beside that of an attacker who sees nothing: the mean input, and the most frequent words.
+
+The attacker has the client's part of the model, as the auxiliary server and every client have it, and the training
+records of the other sites about other pictures; it sees the activations of one site's training records.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from confed.federation.protocols import Batch
+from confed.analysis.victim import joined_batches, ordinary_words, token_names
+from confed.data.table import Table
+from confed.federation.protocols import Batch, Output
+from confed.federation.randomness import generator
+from confed.federation.specs import model_spec
+from confed.privacy.cut import CutPrivacy, cut_privacy
+from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.release.probe import Estimate, Finding, Probe
+from confed.release.probes.answers import NONE, OWN, defences, with_cost
 
 HELD_OUT = 10  # every tenth example of the attacker's own decides when training stops
+EXAMPLES, EPOCHS, STEPS = 200, 60, 200  # records looked at; of the decoder at most; of the search
+MOST_OWN = 2000  # examples of the attacker's own
+SEARCHED = 32  # examples whose inputs are searched for; the search runs the model hundreds of times
+NOISES = (0.1, 1.0)
 
 
 @dataclass(frozen=True)
@@ -86,10 +101,6 @@ def fit_decoder(
     v: Tensor, x: Tensor, rng: torch.Generator, *, hidden: int = 256, epochs: int = 60, batch_size: int = 64
 ) -> Decoder:
     """Trains a decoder on the attacker's own pairs; of all epochs the one with the least error on held-out pairs."""
-    if len(v) != len(x) or len(v) < 2 * HELD_OUT:
-        raise ValueError(
-            f"a decoder needs at least {2 * HELD_OUT} activations with their inputs, got {len(v)} and {len(x)}"
-        )
     v, flat = v.detach().clone().float(), x.detach().clone().float().flatten(1)
     fixed = {"centre": v.mean(0), "scale": v.std(0).clamp_min(1e-6), "mean": flat.mean(0), "spread": flat.std()}
     fixed["spread"] = fixed["spread"].clamp_min(1e-6)
@@ -153,8 +164,6 @@ def searched(
 
 def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int = 300, lr: float = 0.05) -> WordProbe:
     """Trains a logistic regression per word, from zero; nothing in it is random."""
-    if len(v) != len(words) or not len(v):
-        raise ValueError(f"a word probe needs as many questions as activations, got {len(words)} and {len(v)}")
     with torch.inference_mode(False), torch.enable_grad():
         v, words = v.detach().clone().float(), words.detach().clone().float()
         centre, scale = v.mean(0), v.std(0, correction=0).clamp_min(1e-6)
@@ -189,8 +198,6 @@ def mean_input(inputs: Tensor) -> Tensor:
 
 def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
     """Compares reconstructions with the truth and with the mean input."""
-    if rebuilt.shape != truth.shape or not len(truth):
-        raise ValueError(f"found and truth must have one shape, got {tuple(rebuilt.shape)} and {tuple(truth.shape)}")
     count, blind = len(truth), mean.expand_as(truth)
     if truth.ndim == 3:
         present = (truth != 0).any(-1)
@@ -213,7 +220,7 @@ def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecover
     count = words.sum(1).long()
     has_words = count > 0
     if not bool(has_words.any()):
-        raise ValueError("no question has a word that the vocabulary knows")
+        return WordRecovery(0.0, 0.0, 0)
 
     def share(guesses: Tensor) -> float:
         order = guesses[has_words].argsort(dim=1, descending=True, stable=True)
@@ -236,3 +243,137 @@ def _fresh(inputs: int, hidden: int, outputs: int, rng: torch.Generator) -> dict
         name: ((2 * torch.rand(shape, generator=rng) - 1) * fan[name] ** -0.5).requires_grad_()
         for name, shape in shapes.items()
     }
+
+
+# The probe -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Inputs, their activations and the words of their questions, first dimension N each."""
+
+    batch: Batch
+    inputs: Tensor
+    v: Tensor
+    words: Tensor
+
+
+def pictures_of(table: Table, rows: Tensor) -> set[tuple[int, int]]:
+    """The pictures of some rows: which table of pictures, and where in it."""
+    return {(_store(table), picture) for picture in table.image_index[rows].flatten().tolist()}
+
+
+def fresh(table: Table, seen: set[tuple[int, int]]) -> Tensor:
+    """The rows of a table that are not about these pictures: clients may have questions about the same ones."""
+    seen_pictures = torch.tensor([picture for store, picture in seen if store == _store(table)], dtype=torch.int64)
+    apart = ~torch.isin(table.image_index, seen_pictures)
+    return (apart if apart.ndim == 1 else apart.all(1)).nonzero()[:, 0]
+
+
+def _store(table: Table) -> int:
+    return id(table.images if table.regions is None else table.regions)
+
+
+def _order(table: Table, seed: int, number: int) -> Tensor:
+    return torch.randperm(len(table), generator=generator(seed, 0, str(number), "inverted examples"))
+
+
+def _others(tables: Sequence[Table], seen: set[tuple[int, int]], seed: int) -> Batch:
+    """The attacker's own examples, drawn without replacement, about as many from each table, as one batch."""
+    share = -(-MOST_OWN // len(tables))
+    parts: list[dict[str, Tensor]] = []
+    for number, table in enumerate(tables, 1):
+        order = _order(table, seed, number)
+        parts.append(table.batch(order[torch.isin(order, fresh(table, seen))][:share]))
+    return {key: column[:MOST_OWN] for key, column in joined_batches(parts).items()}
+
+
+def _seen(case: Case, batch: Batch) -> _Seen:
+    """A batch with what the attacker sees of it and wants to know of it."""
+    _, special = ordinary_words(case.run_data.tokenizer)
+    sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(case.run_data.tokenizer)), special)
+    activations: list[Tensor] = []
+    with torch.no_grad():
+        for i in range(0, len(batch["text"]), 256):
+            activations.append(activations_of(case, {key: tensor[i : i + 256] for key, tensor in batch.items()}))
+    inputs = batch["regions"].float() if "regions" in batch else batch["image"]
+    if not inputs.is_floating_point():  # pictures in [-1, 1]
+        inputs = inputs.float() / 127.5 - 1
+    return _Seen(batch, inputs, torch.cat(activations).float(), sets)
+
+
+def _search(case: Case, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: CutPrivacy, steps: int) -> Tensor:
+    """What a search in the input finds; ``inputs`` are some of the attacker's."""
+    key = "regions" if "regions" in theirs.batch else "image"
+    batch = {name: column[:SEARCHED] for name, column in theirs.batch.items()} | {key: theirs.inputs[:SEARCHED]}
+    clipped, unused = CutPrivacy(clip=privacy.clip), torch.Generator()
+
+    def activations(changed: Batch) -> Tensor:
+        return clipped.activations(activations_of(case, changed), unused)
+
+    return searched(activations, batch, sent[:SEARCHED], key, inputs, steps=steps)
+
+
+def activations_of(case: Case, batch: Batch) -> Tensor:
+    """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
+    model = case.workspace.model
+    split_part = model.get_submodule("mha") if model_spec(model).split_parts else None
+    output: Output = case.network(batch) if split_part is None else split_part(batch)
+    return output.features
+
+
+def _look(case: Case, seconds: float) -> Finding:
+    del seconds
+    site, seed = case.sites[0], case.setup.seed
+    case.load(case.released[EVERYBODY if EVERYBODY in case.released else site], site)
+    table = case.table(site, TRAIN)
+    chosen = _order(table, seed, 0)[:EXAMPLES]
+    theirs = _seen(case, table.batch(chosen))
+    others = [case.table(name, TRAIN) for name in case.sites if name != site] or [case.table(site, VALIDATION)]
+    attacker_view = _seen(case, _others(others, pictures_of(table, chosen), seed))
+    set_by_run = cut_privacy(case.algorithm)
+    tried = {OWN: set_by_run}
+    if set_by_run.off:
+        tried = defences(float(attacker_view.v.norm(dim=1).median().clamp_min(1e-6)), NOISES)
+        tried = {name: privacy for name, privacy in tried.items() if not privacy.distinct}
+    measures: list[Estimate] = []
+    mean = mean_input(attacker_view.inputs)
+    for name, privacy in tried.items():
+        rng = generator(seed, 0, site, f"inversion {name}")
+        # The attacker knows the defence, and prepares with activations that are noised likewise.
+        decoder_inputs, sent = privacy.activations(attacker_view.v, rng), privacy.activations(theirs.v, rng)
+        rebuilt = fit_decoder(decoder_inputs, attacker_view.inputs, rng, epochs=EPOCHS)(sent)
+        searched_for = _search(case, theirs, sent, attacker_view.inputs, privacy, STEPS)
+        probe = fit_word_probe(decoder_inputs, attacker_view.words)
+        words = judge_words(probe(sent), theirs.words, probe.frequency)
+        results = {
+            "by a decoder": judge(rebuilt, theirs.inputs, mean),
+            "by search": judge(searched_for, theirs.inputs[: len(searched_for)], mean),
+        }
+        limit, defence = "cut" if name in (NONE, OWN) else "", with_cost(name, privacy.noise)
+        for how, result in results.items():
+            title, count = f"inputs rebuilt {how}, variance explained, {defence}", result.examples
+            measures.append(Estimate("cut_inputs", title, result.explained, chance=0.0, count=count, limit=limit))
+        title, gained = f"words of questions above the most frequent ones, {defence}", words.recovered - words.baseline
+        measures.append(Estimate("cut_words", title, gained, chance=0.0, count=words.examples, limit=limit))
+    note = (
+        "Explained: 1 - mean squared error over that of the mean input; 1 is a copy. The search takes the question as "
+        f"known and is tried on {SEARCHED} records. Words: of a question's k distinct words, those among the k most "
+        "probable. Rows without the run's defence show what others would do."
+    )
+    return Finding(measures, [note])
+
+
+def _excluded(case: Case) -> str:
+    if not case.algorithm.traits.splits:
+        return f"{case.algorithm.title} has no cut"
+    site, roles = case.sites[0], TRAIN if len(case.sites) > 1 else VALIDATION
+    others = sum(len(case.table(name, roles)) for name in case.sites if name != site or len(case.sites) == 1)
+    return "" if others >= 2 * HELD_OUT else f"the other sites have fewer than {2 * HELD_OUT} records to learn from"
+
+
+PROBE = Probe(
+    "inversion", "Inputs at the cut",
+    "Is the main server; it knows the client's part of the model and has the other sites' records of other pictures.",
+    _excluded, lambda case: 60.0, _look,
+)  # fmt: skip

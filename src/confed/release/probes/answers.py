@@ -1,4 +1,4 @@
-r"""What an honest-but-curious server learns of the answers from the rows that split learning sends it.
+r"""Answers at the cut: what an honest-but-curious server learns of them from what split learning sends it.
 
 In bidirectional contrastive split learning (Sun and Ochiai, AAAI 2024) labels stay with the clients, but the main
 server receives v_APN = APN(answer), one row per example. APN has no randomness, so within a step equal answers are
@@ -17,30 +17,50 @@ equal rows. The audit follows what a server can do that keeps to the protocol an
 
 None of this needs pictures, questions or labels. Which of it works is a lower bound of what leaks.
 
-What an honest-but-curious server learns of the answers from the gradients that supervised split learning sends it.
-
-Where the last layers and the labels are the client's (the U-shaped configuration), a client sends dL/dz up, one row per
-example. With a linear last layer of weights W and cross-entropy this is (softmax(W z + b) - e_y) W / B: early in
-training, and for every example that is not yet answered well, its direction is mostly that of -W_y. So rows of one
-answer lie together, and a server that never sees a label can group them (Li et al., "Label leakage and protection in
-two-party split learning", ICLR 2022, for two classes, by norm and by cosine; here for any number, by clusters of
-directions). Groups are named as above.
+**Gradients of supervised split learning.** Where the last layers and the labels are the client's (the U-shaped
+configuration), a client sends dL/dz up, one row per example. With a linear last layer of weights W and cross-entropy
+this is (softmax(W z + b) - e_y) W / B: early in training, and for every example that is not yet answered well, its
+direction is mostly that of -W_y. So rows of one answer lie together, and a server that never sees a label can group
+them (Li et al., "Label leakage and protection in two-party split learning", ICLR 2022, for two classes, by norm and by
+cosine; here for any number, by clusters of directions). Groups are named as above.
 
 A server that also knows the client's last layers, as it does when the auxiliary server that averages them tells it,
 needs no groups: it has made z itself, tries every answer, and takes the one whose gradient points where the row points
 (:func:`matched`).
+
+What is sent is made again as the protocol makes it: with the weights that the run ended with, and in a first epoch from
+the initial weights, in which the network learns from step to step. Training the whole network gives the weights that
+split training gives; the order of the examples is not that of the run, and the rate is constant.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch, Output
-from confed.privacy.cut import CutPrivacy
+from confed.federation.randomness import generator, isolated
+from confed.federation.specs import TaskAware, frozen_names
+from confed.federation.structure import heads_of
+from confed.privacy.accountant import epsilon
+from confed.privacy.cut import CutPrivacy, cut_privacy
+from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.release.probe import Estimate, Finding, Probe
+
+EXAMPLES = 500
+NOISES = (0.03, 0.1, 0.3, 1.0)  # noise multipliers that are tried where the run has none
+DELTA = 1e-5
+KNOWN = 50  # rows whose answers one of the attackers happens to know
+NONE, OWN, FIRST = "no defence", "the run's defence", "first epoch"
+CLUSTERING, COUNTING, FOLLOWING = "clusters of rows", "equal rows", "rows followed from step to step"
+BY_FREQUENCY, BY_KNOWN = "{} named by frequency", "{} named by {} known answers"
+MATCHING = "rows compared with every answer's, knowing the last layers"
+LOOKING_UP = "rows looked up, knowing APN"
 
 Loss = Callable[[Output, Batch], Tensor]  # a task's training loss
 
@@ -76,8 +96,6 @@ def observe_gradients(
     """
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
-    if middle is None and privacy.clip is not None:
-        raise ValueError("activations are clipped or noised before the server reads them: say which module that is")
     read: list[Tensor] = []
 
     def release(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -103,8 +121,6 @@ def observe_gradients(
         sent.append((privacy.gradients(gradient, rng).cpu(), z.detach().cpu(), batch["label"].cpu()))
         if learn is not None:
             learn(batch)
-    if not sent:
-        raise ValueError("an audit of the cut needs at least one batch that is sent, got none")
     return SentGradients(*(torch.cat(column) for column in zip(*sent, strict=True)))
 
 
@@ -185,8 +201,6 @@ def observe(
         sent.append((v_mha, v_apn, torch.full_like(labels, step), labels))
         if learn is not None:
             learn(batch)
-    if not sent:
-        raise ValueError("an audit of the cut needs at least one batch that is sent, got none")
     return Observed(*(torch.cat(column) for column in zip(*sent, strict=True)))
 
 
@@ -311,8 +325,6 @@ def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | 
 
 
 def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None = None) -> Recovery:
-    if len(guesses) != len(labels) or not len(labels):
-        raise ValueError(f"guesses and labels must be as many, at least one, got {len(guesses)} and {len(labels)}")
     partition = guesses if groups is None else groups
     return Recovery(
         recovered=float((guesses == labels).double().mean()),
@@ -347,3 +359,204 @@ def agreement(groups: Tensor, labels: Tensor) -> float:
 def _distances(rows: Tensor, others: Tensor) -> Tensor:
     """Euclidean distances, (N, M), without the cancellation of the product form."""
     return torch.cdist(rows.float(), others.float(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+# The probe -------------------------------------------------------------------------------------------------
+
+
+def batches_of(case: Case, site: str) -> list[Batch]:
+    """The batches of a site's training records, in a random order, at most :data:`EXAMPLES`."""
+    table = case.table(site, TRAIN)
+    order = torch.randperm(len(table), generator=generator(case.setup.seed, 0, site, "audited examples"))[:EXAMPLES]
+    return [batch for batch in table.batches(case.setup.local.batch_size, order) if len(batch["label"]) > 1]
+
+
+def known_rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows whose answers an attacker happens to know, and the others; at least half remain to be guessed."""
+    order = torch.randperm(count, generator=generator(seed, 0, "", "known rows"))
+    few = min(KNOWN, count // 2)
+    return order[:few], order[few:]
+
+
+def beginner(case: Case) -> tuple[Any, Callable[[Batch], None]]:
+    """A run's whole network with its initial values, in training mode, and what takes a step with a batch."""
+    model, task = case.setup.model(), case.setup.task
+    frozen = frozen_names(model)
+    learning = [p for name, p in model.named_parameters() if name not in frozen and p.requires_grad]
+    optimizer = make_optimizer(learning, case.setup.local)
+    model.train()
+    if isinstance(model, TaskAware):
+        model.begin(task)
+
+    def learn(batch: Batch) -> None:
+        optimizer.zero_grad()
+        task.loss(model(batch), batch).backward()
+        optimizer.step()
+
+    return model, learn
+
+
+def public_answers(case: Case) -> Tensor:
+    """Frequencies of right answers in all sites' validation records, as public knowledge, int64 (C,)."""
+    labels = torch.cat([case.table(site, VALIDATION).columns["label"] for site in case.sites])
+    return torch.bincount(labels[labels >= 0], minlength=case.classes)
+
+
+def named_groups(
+    seen: Observed | SentGradients,
+    groups: Tensor,
+    name: str,
+    public: Tensor,
+    seed: int,
+    exact: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[tuple[str, Recovery]]:
+    """Attacks and what each recovers: groups named by frequency and by known answers, and ``exact`` guesses (N,)."""
+    few, rest = known_rows(len(groups), seed)
+    guesses = by_known(groups, few, seen.labels[few], public)
+    recovered = [
+        (BY_FREQUENCY.format(name), score(by_frequency(groups, public), seen.labels, public, groups)),
+        (BY_KNOWN.format(name, len(few)), score(guesses[rest], seen.labels[rest], public, groups[rest])),
+    ]
+    return recovered + [(attack, score(guesses, seen.labels, public)) for attack, guesses in exact.items()]
+
+
+def clusters(rows: Tensor, public: Tensor, seed: int) -> Tensor:
+    """As many clusters of rows as answers are expected, int64 (N,)."""
+    return k_means(rows, expected_groups(public, len(rows)), generator(seed, 0, "", "clusters"))
+
+
+def _layers(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The server's layers and the client's last ones, of the answer head which split learning has cut."""
+    head = heads_of(model)["answers"]
+    return model.get_submodule(f"{head}.middle"), model.get_submodule(f"{head}.top")
+
+
+def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPrivacy]:
+    """Defences to try, by name: none, distinct answers, and noise."""
+    noised = {f"noise {noise:g}": CutPrivacy(clip=clip, noise=noise) for noise in noises}
+    return {NONE: CutPrivacy(), "each answer once per batch": CutPrivacy(distinct=True), **noised}
+
+
+def _attacks(
+    seen: Observed, answer_table: Tensor, privacy: CutPrivacy, public: Tensor, seed: int
+) -> list[tuple[str, Recovery]]:
+    """Every attack that applies, and what it recovers."""
+    if privacy.noise > 0:
+        groups, name = clusters(seen.v_apn, public, seed), CLUSTERING
+        table = _clipped(answer_table, privacy)
+    else:
+        groups, name = equal_rows(seen.v_apn), COUNTING
+        table = privacy.activations(answer_table, torch.Generator())
+    deviation = privacy.noise * (privacy.clip or 0.0)
+    exact = {LOOKING_UP: looked_up(seen.v_apn, table, deviation, public)}
+    return named_groups(seen, groups, name, public, seed, exact)
+
+
+def _table(case: Case) -> Tensor:
+    """v_APN of all answers, (C, H), with the weights that the run ended with."""
+    apn: Any = case.workspace.model.get_submodule("apn")
+    with torch.no_grad():
+        return apn.all_answers().float().cpu()
+
+
+def _clipped(table: Tensor, privacy: CutPrivacy) -> Tensor:
+    return CutPrivacy(clip=privacy.clip).activations(table, torch.Generator())
+
+
+Attacks = Sequence[tuple[str, Recovery]]
+"""What was tried, and what each recovers."""
+
+
+def audit_gradients(case: Case, batches: Sequence[Batch], site: str) -> Iterator[tuple[str, Attacks]]:
+    """Defence and every attack on the gradients of some batches; a run with a defence is audited with that one only."""
+    model: Any = case.workspace.model
+    (middle, top), seed, task = _layers(model), case.setup.seed, case.setup.task
+    public, defence = public_answers(case), cut_privacy(case.algorithm)
+    plain = observe_gradients(model, top, task.loss, batches)
+    clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
+    tried = {OWN: defence}
+    if defence.off:
+        tried = {NONE: CutPrivacy()}
+        tried |= {f"noise {noise:g}": CutPrivacy(gradient_clip=clip, gradient_noise=noise) for noise in NOISES}
+    for name, privacy in tried.items():
+        rng = generator(seed, 0, site, f"audit of gradients {name}")
+        seen = observe_gradients(model, top, task.loss, batches, middle=middle, privacy=privacy, rng=rng)
+        exact = {MATCHING: matched(seen, top, task.loss, case.classes)}
+        groups = clusters(seen.directions, public, seed)
+        yield with_cost(name, privacy.gradient_noise), named_groups(seen, groups, CLUSTERING, public, seed, exact)
+    if defence.off:
+        beginning, learn = beginner(case)
+        with isolated(seed):
+            seen = observe_gradients(beginning, _layers(beginning)[1], task.loss, batches, learn=learn)
+        yield FIRST, named_groups(seen, clusters(seen.directions, public, seed), CLUSTERING, public, seed)
+
+
+def audit_rows(case: Case, batches: Sequence[Batch], site: str) -> Iterator[tuple[str, Attacks]]:
+    """Defence and every attack on v_APN of some batches; a run with a defence is audited with that one only."""
+    model: Any = case.workspace.model
+    public, answer_table, seed = public_answers(case), _table(case), case.setup.seed
+    defence = cut_privacy(case.algorithm)
+    tried = {OWN: defence}
+    if defence.off:
+        tried = defences(float(answer_table.norm(dim=1).median().clamp_min(1e-6)))
+    for name, privacy in tried.items():
+        seen = observe(model, batches, privacy=privacy, rng=generator(seed, 0, site, f"audit {name}"))
+        yield with_cost(name, privacy.noise), _attacks(seen, answer_table, privacy, public, seed)
+    if defence.off:
+        beginning, learn = beginner(case)
+        with isolated(seed):
+            seen = observe(beginning, batches, learn=learn)
+        groups = followed_rows(seen.v_apn, seen.step)
+        recovery = score(by_frequency(groups, public), seen.labels, public, groups)
+        yield FIRST, [(BY_FREQUENCY.format(FOLLOWING), recovery)]
+
+
+def with_cost(defence: str, noise: float) -> str:
+    """A defence with the epsilon of one release of one row, where an example may be replaced by any other."""
+    if noise == 0:
+        return defence
+    try:
+        return f"{defence}, ε {epsilon(noise, 1, DELTA):.3g} per row"
+    except ValueError:  # without dp-accounting
+        return defence
+
+
+def _look(case: Case, seconds: float) -> Finding:
+    del seconds
+    site = case.sites[0]
+    case.load(case.released[EVERYBODY if EVERYBODY in case.released else site], site)
+    case.workspace.model.eval()
+    batches = batches_of(case, site)
+    measures: list[Estimate] = []
+    split = isinstance(case.workspace.model, Split)
+    for defence, attacks in (audit_rows if split else audit_gradients)(case, batches, site):
+        limit = "cut" if defence.startswith((NONE, OWN, FIRST)) else ""
+        for attack, recovery in attacks:
+            gained, title = recovery.recovered - recovery.majority, f"answers above the majority: {attack}, {defence}"
+            measures.append(Estimate("cut_answers", title, gained, None, None, 0.0, None, recovery.examples, limit))
+        grouped = attacks[0][1]
+        if limit:
+            title = f"agreement of groups with answers: {attacks[0][0]}, {defence}"
+            measures.append(Estimate("agreement", title, grouped.agreement, chance=0.0, count=grouped.groups))
+    words = (
+        "The main server keeps to the protocol and looks at what it receives: "
+        + ("v_APN, the rows of answers." if split else "gradients of what the client's last layers read, row by row.")
+        + f" It knows how frequent answers are in all sites' validation records; in some rows also {KNOWN} answers (of "
+        "half of the rows where there are fewer), or the weights of the client's part.",
+        "Agreement: adjusted Rand index of groups and answers, whatever the groups are called; counted are groups. "
+        "Rows without the run's defences show what others would do; of noise ε is of one release of one row.",
+    )
+    return Finding(measures, words)
+
+
+def _excluded(case: Case) -> str:
+    if not case.algorithm.traits.splits:
+        return f"{case.algorithm.title} has no cut"
+    return "" if batches_of(case, case.sites[0]) else "the first site has fewer than two training records"
+
+
+PROBE = Probe(
+    "answers", "Answers at the cut",
+    "Is the main server, which keeps to the protocol and looks at what it receives; it knows the client's part.",
+    _excluded, lambda case: 60.0, _look,
+)  # fmt: skip

@@ -1,0 +1,721 @@
+r"""A multimodal Trojan at test time: the picture and the question's last word are changed until the model errs.
+
+As BiCSL describes its attack (Sun et al., "Bidirectional Contrastive Split Learning for Visual Question Answering",
+AAAI 2024, section on adversarial robustness): the picture is perturbed by iterated gradients and projected after every
+step so that it stays within the distribution of inputs; the last word of the question is replaced by one whose
+embedding was optimised. No code of it was released; steps, projection and threat models are ours.
+
+Notation: x a picture's region features or pixels, e the embedding of the question's last word, J what the attacker
+raises. Projected gradient ascent (Madry et al., "Towards Deep Learning Models Resistant to Adversarial Attacks", ICLR
+2018) with a start drawn at random, in the picture within the ball, of the word within a step of its embedding:
+
+    x <- Pi(x + a sign(dJ/dx)),   Pi: |x - x_0| <= eps s and l <= x <= h, per dimension,
+    e <- clamp(e + b s_e sign(dJ/de), l_e, h_e),
+
+where s, l and h are the spread, minimum and maximum of clean training data (of the words' embeddings for e). Of all
+iterates each example keeps the one with the largest J. The word is then the other one whose embedding is
+nearest to e.
+
+What J is, depends on what the attacker knows: the loss of the whole model (:func:`truth_loss`), or, of a model whose
+other part a server keeps, how far the activations move (:func:`displacement`), or the loss of a head that the attacker
+trained on its own data on top of the part it knows (:func:`fit_head`, :func:`surrogate_loss`).
+
+Who knows what decides what is attacked (:data:`THREATS`). Where a client holds all of the model, so does an attacker at
+a client. Where a server keeps a part, an attacker at a client has to guess it; that attack is the one to quote for the
+method, and the attack with the whole model stands beside it, because parts that are merely hidden protect only as long
+as they stay so.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from confed.analysis.victim import (
+    Finding,
+    Questions,
+    Victim,
+    draw_questions,
+    expand,
+    names_of,
+    open_victim,
+    ordinary_words,
+    percent_cell,
+    points_cell,
+    scores,
+)
+from confed.comparison.records import distinct_labels
+from confed.federation.protocols import Batch, Forward
+from confed.federation.randomness import generator
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
+from confed.metrics.statistics import holm
+from confed.metrics.stratified import flip_interval, sign_flip
+from confed.report.tables.cells import p_cell
+from confed.report.tables.table import Cell, Column, Table
+from confed.system import format as formats
+from confed.system.events import Note, Progress, ignore
+
+
+@dataclass(frozen=True)
+class Text:
+    """What replaces a word needs to know."""
+
+    embedding: nn.Embedding  # the model's word embedding, (V, d)
+    words: Tensor  # ids of the ordinary words, int64 (W,): what may stand in a question
+    special: Tensor  # ids that are no words of a question ([CLS], [SEP], [PAD]), int64
+
+
+def word_embedding(predict: Forward, model: nn.Module, batch: Batch) -> nn.Embedding:
+    """The embedding that a model looks a batch's ``text`` up in, found by watching a pass."""
+    embeddings: list[nn.Embedding] = []
+
+    def watch(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if isinstance(module, nn.Embedding) and _same(arguments[0], batch["text"]):
+            embeddings.append(module)
+
+    handles = [m.register_forward_hook(watch) for m in model.modules() if isinstance(m, nn.Embedding)]
+    try:
+        with torch.no_grad():
+            predict(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not embeddings:
+        raise ValueError(f"{type(model).__name__} looks its text up in no nn.Embedding, which this attack changes")
+    return embeddings[0]
+
+
+@contextmanager
+def inserted(embedding: nn.Embedding, ids: Tensor, position: Tensor, vectors: Tensor) -> Iterator[None]:
+    """Within the block, the words at some places have other embeddings."""
+
+    def replace(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not _same(arguments[0], ids):
+            return output
+        here = F.one_hot(position, ids.shape[1]).to(torch.bool).unsqueeze(-1)
+        return torch.where(here, vectors.unsqueeze(1).to(output.dtype), output)
+
+    handle = embedding.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def last_words(batch: Batch, special: Tensor) -> Tensor:
+    """The place of every question's last word, int64 (B,): the last token that is neither padding nor special."""
+    real = (batch["text_mask"] != 0) & ~torch.isin(batch["text"], special.to(batch["text"].device))
+    places = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, places, -1).amax(1)
+    if bool((last < 0).any()):
+        raise ValueError("every question must have a word that could be replaced, got one of special tokens only")
+    return last
+
+
+def nearest_words(vectors: Tensor, text: Text, but: Tensor) -> Tensor:
+    """The ordinary words whose embeddings are nearest to the given ones."""
+    words = text.words.to(vectors.device)
+    distance = torch.cdist(vectors, text.embedding.weight.detach()[words])
+    return words[distance.masked_fill(words == but.unsqueeze(1), torch.inf).argmin(1)]
+
+
+def with_words(batch: Batch, position: Tensor, token: Tensor) -> dict[str, Tensor]:
+    """The batch with other words at some places, (B,) each."""
+    changed = batch["text"].clone()
+    changed[torch.arange(len(changed), device=changed.device), position] = token
+    return {**batch, "text": changed}
+
+
+def _same(given: object, ids: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.shape == ids.shape and bool(torch.equal(given, ids))
+
+
+Objective = Callable[[Batch], Tensor]  # what the attacker raises: a batch -> one value per example, (B,)
+Activations = Callable[[Batch], Tensor]  # the part of a model that the attacker knows: a batch -> (B, D)
+Move = Callable[[Tensor, Tensor], Tensor]  # values and their gradient -> the projected next values
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which values occur, per dimension, in shapes that broadcast with one example's."""
+
+    low: Tensor
+    high: Tensor
+    spread: Tensor  # the unit of eps: the standard deviation, or 1 for absolute units
+
+
+@dataclass(frozen=True)
+class Triggered:
+    """What an attack made of a batch."""
+
+    # the perturbed regions or pixels in the shape of the clean ones; None where pictures are left alone
+    visual: Tensor | None = None
+    # the place of the question's last word, int64 (B,); None where questions are left alone
+    position: Tensor | None = None
+    vector: Tensor | None = None  # its optimised embedding, (B, d)
+    # the ordinary word nearest to that, of those that do not stand there already, int64 (B,)
+    token: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trojan:
+    """How the attack searches."""
+
+    eps: Annotated[float, NOT_NEGATIVE] = 1.0  # largest change of a value, in units of spread
+    steps: Annotated[int, AT_LEAST_ONE] = 20
+    # their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball
+    step: Annotated[float, NOT_NEGATIVE] = 0.0
+    # size of a step of the embedding, in spreads of the words' embeddings
+    word_step: Annotated[float, NOT_NEGATIVE] = 0.5
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")
+
+    def __call__(
+        self,
+        batch: Batch,
+        objective: Objective,
+        rng: torch.Generator,
+        *,
+        visual: tuple[str, Bounds] | None = None,
+        text: Text | None = None,
+    ) -> Triggered:
+        if visual is None and text is None:
+            raise ValueError("visual or text must be given, got neither")
+        point: list[Tensor] = []
+        moves: list[Move] = []
+        position = None
+        if visual is not None:
+            start, move = self._in_the_picture(batch[visual[0]], visual[0], visual[1], rng)
+            point, moves = [start], [move]
+        if text is not None:
+            position = last_words(batch, text.special)
+            start, move = self._in_the_question(batch, position, text, rng)
+            point, moves = [*point, start], [*moves, move]
+        solutions = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
+        seen = solutions[0] if visual is not None else None
+        if text is None or position is None:
+            return Triggered(seen)
+        replaced = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
+        return Triggered(seen, position, solutions[-1], nearest_words(solutions[-1], text, replaced))
+
+    def random(
+        self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
+    ) -> Triggered:
+        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word."""
+        seen = position = vector = token = None
+        if visual is not None:
+            clean = batch[visual[0]]
+            radius, low, high = self._ball(clean, visual[0], visual[1])
+            signs = 2 * torch.randint(2, clean.shape, generator=rng).to(clean) - 1
+            seen = torch.clamp(clean + radius * signs, low, high)
+        if text is not None:
+            position = last_words(batch, text.special)
+            old = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
+            order = torch.rand(len(old), len(text.words), generator=rng).to(old.device)
+            words = text.words.to(old.device)
+            token = words[order.masked_fill(words == old.unsqueeze(1), -1).argmax(1)]
+            vector = text.embedding.weight.detach()[token]
+        return Triggered(seen, position, vector, token)
+
+    def _ball(self, clean: Tensor, key: str, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
+        """Radius eps per value, and the lower and upper bound of every value."""
+        radius = (self.eps * bounds.spread).expand(clean.shape)
+        if key == "regions":
+            radius = radius * (clean != 0).any(-1, keepdim=True)
+        # What is clean may lie outside the range of training data; a trigger need not bring it back.
+        low = torch.maximum(torch.minimum(bounds.low, clean), clean - radius)
+        high = torch.minimum(torch.maximum(bounds.high, clean), clean + radius)
+        return radius, low, high
+
+    def _in_the_picture(self, clean: Tensor, key: str, bounds: Bounds, rng: torch.Generator) -> tuple[Tensor, Move]:
+        """Where the search begins in the picture, and a step of it."""
+        radius, low, high = self._ball(clean, key, bounds)
+        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
+        size = (self.step or 2.5 / self.steps) * radius
+
+        def move(x: Tensor, gradient: Tensor) -> Tensor:
+            return torch.clamp(x + size * gradient.sign(), low, high)
+
+        return torch.clamp(clean + (2 * noise - 1) * radius, low, high), move
+
+    def _in_the_question(self, batch: Batch, position: Tensor, text: Text, rng: torch.Generator) -> tuple[Tensor, Move]:
+        """Where the search for the last word's embedding begins, and a step of it.
+
+        Not at the clean embedding: how far activations are from the clean ones has no gradient there.
+        """
+        bounds = embedding_bounds(text)
+        rows = torch.arange(len(position), device=position.device)
+        clean = text.embedding.weight.detach()[batch["text"][rows, position]]
+        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
+        size = self.word_step * bounds.spread
+
+        def move(e: Tensor, gradient: Tensor) -> Tensor:
+            return torch.clamp(e + size * gradient.sign(), bounds.low, bounds.high)
+
+        return torch.clamp(clean + (2 * noise - 1) * size, bounds.low, bounds.high), move
+
+
+def _ascend(
+    point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
+) -> list[Tensor]:
+    """Gradient ascent; returns for every example the point of the largest value among the start and all steps."""
+    best, solutions = None, point
+    # Recurrent layers of cuDNN have no backward pass in evaluation mode.
+    with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        for step in range(steps + 1):
+            point = [values.detach().requires_grad_() for values in point]
+            value = value_at(point)
+            if not value.requires_grad:
+                raise ValueError("the model's answers have no gradient with respect to what it reads")
+            now = value.detach()
+            better = torch.ones_like(now, dtype=torch.bool) if best is None else now > best
+            best = now if best is None else torch.where(better, now, best)
+            solutions = [
+                torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+                for new, old in zip(point, solutions, strict=True)
+            ]
+            if step < steps:
+                gradients = torch.autograd.grad(value.sum(), point, materialize_grads=True)
+                point = [m(v.detach(), g) for m, v, g in zip(moves, point, gradients, strict=True)]
+    return solutions
+
+
+def _value(
+    values: list[Tensor], batch: Batch, objective: Objective, visual: tuple[str, Bounds] | None, text: Text | None
+) -> Tensor:
+    """The objective of a batch whose picture, question or both are replaced."""
+    changed = batch if visual is None else {**batch, visual[0]: values[0]}
+    if text is None:
+        return objective(changed)
+    with inserted(text.embedding, batch["text"], last_words(batch, text.special), values[-1]):
+        return objective(changed)
+
+
+# What the attacker raises -----------------------------------------------------------------------------------
+
+
+def truth_loss(predict: Forward, temperature: float = 1.0) -> Objective:
+    """Cross-entropy of the right answers, ``batch["label"]``, under the model's scores divided by a temperature.
+
+    For a task with softmax this is its loss. For binary cross-entropy it has the same aim, and does not flatten out
+    where the model is sure.
+    """
+
+    def value(batch: Batch) -> Tensor:
+        return F.cross_entropy(predict(batch).logits.float() / temperature, batch["label"], reduction="none")
+
+    return value
+
+
+def displacement(activations: Activations, clean: Tensor) -> Objective:
+    """Squared Euclidean distance of a batch's activations from the clean ones (B, D)."""
+    clean = clean.detach()
+    return lambda batch: (activations(batch) - clean).square().sum(1)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear classifier that an attacker trained on top of the known part of the model."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, activations: Tensor) -> Tensor:
+        return F.linear(activations, self.weight, self.bias)
+
+
+def surrogate_loss(activations: Activations, head: Head) -> Objective:
+    """Cross-entropy of the right answers under the attacker's own head."""
+    return lambda batch: F.cross_entropy(head(activations(batch).float()), batch["label"], reduction="none")
+
+
+def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1e-3, steps: int = 100) -> Head:
+    """Multinomial logistic regression from zero on standardised activations, by L-BFGS; nothing in it is random."""
+    if not len(labels):
+        raise ValueError("a surrogate head needs at least one example of the attacker's own, got none")
+    with torch.inference_mode(False), torch.enable_grad():
+        x = activations.detach().clone().float()
+        centre, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+        x = (x - centre) / scale
+        weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
+        bias = torch.zeros(classes, device=x.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(F.linear(x, weight, bias), labels) + decay * weight.square().sum()
+            loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            return loss
+
+        optimizer.step(closure)  # pyright: ignore[reportUnknownMemberType, reportArgumentType]
+    weight = weight.detach() / scale
+    return Head(weight, bias.detach() - weight @ centre)
+
+
+# What occurs ------------------------------------------------------------------------------------------------
+
+
+def feature_bounds(batches: Iterable[Batch], *, absolute: bool = False) -> Bounds:
+    """Minimum, maximum and standard deviation of every feature dimension over the regions of clean training data."""
+    count, least, most, moments = 0, list[Tensor](), list[Tensor](), list[Tensor]()
+    for batch in batches:
+        rows = batch["regions"][(batch["regions"] != 0).any(-1)].double()
+        if len(rows):
+            count += len(rows)
+            least.append(rows.amin(0))
+            most.append(rows.amax(0))
+            moments.append(torch.stack([rows.sum(0), rows.square().sum(0)]))
+    if not count:
+        raise ValueError("the bounds of features need at least one region of training data, got none")
+    mean, square = torch.stack(moments).sum(0) / count
+    spread = torch.ones_like(mean) if absolute else (square - mean.square()).clamp_min(0).sqrt()
+    return Bounds(torch.stack(least).amin(0).float(), torch.stack(most).amax(0).float(), spread.float())
+
+
+def pixel_bounds() -> Bounds:
+    """Pixels as models read floats, from -1 to 1; eps is then in levels of 0 to 255."""
+    return Bounds(torch.tensor(-1.0), torch.tensor(1.0), torch.tensor(1 / 127.5))
+
+
+def embedding_bounds(text: Text) -> Bounds:
+    """Minimum, maximum and standard deviation of every dimension of the ordinary words' embeddings."""
+    rows = text.embedding.weight.detach()[text.words]
+    low, high = torch.aminmax(rows, dim=0)
+    return Bounds(low, high, rows.std(0, correction=0))
+
+
+# The test-time Trojan on finished runs: accuracy clean, and with the picture ----------------------------------
+
+THREATS: Mapping[str, str] = {
+    "whole model": "the attacker has all weights and raises the loss of the right answer",
+    "activations": "the attacker has the client's part and pushes its activations away from the clean ones",
+    "own head": "the attacker has the client's part, trains a linear head on training data of one client behind it, "
+    "and raises that head's loss",
+}
+"""What an attacker knows -> in words."""
+
+CONDITIONS = ("clean", "vision", "text", "both")
+RANDOM = ("vision (random)", "text (random)", "both (random)")
+"""Changes of the same size without a search: what is left of the drop is the attack's."""
+_CHUNK = 64
+_OWN = 2000  # training examples of the attacker's own head at most
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One victim under one threat."""
+
+    victim: Victim
+    threat: str
+    # condition -> score per example (N,): "clean", "vision", "text" and "both"; "text (embedding)" and "both
+    # (embedding)" with the optimised embedding itself in place of the nearest word; "vision (random)" and so on for
+    # random changes
+    correct: Mapping[str, Tensor]
+
+    def accuracy(self, condition: str) -> float:
+        """The mean score."""
+        return float(self.correct[condition].mean())
+
+    def drop(self, condition: str) -> float | None:
+        """The share of the clean accuracy that is lost; None where there is none to lose."""
+        clean = self.accuracy("clean")
+        return None if clean == 0 else 1 - self.accuracy(condition) / clean
+
+
+def attack_victim(
+    victim: Victim, questions: Questions, settings: Trojan, *, absolute: bool = False, seed: int = 0
+) -> list[Attacked]:
+    """Trojan attacks on one model, one per threat model that fits its method; report the first."""
+    clean = list(questions.chunks(_CHUNK))
+    key = "regions" if "regions" in clean[0] else "image"
+    bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim), absolute=absolute)
+    words, special = ordinary_words(victim.run_data.tokenizer)
+    text = Text(word_embedding(victim.predict, victim.model, clean[0]), words, special)
+    prepare: dict[str, Callable[[Batch], Objective]] = {}
+    if victim.partly_known:
+        prepare["activations"] = lambda batch: displacement(victim.activations, _without_gradient(victim, batch))
+        head = _own_head(victim, seed)
+        prepare["own head"] = lambda batch: surrogate_loss(victim.activations, head)
+    prepare["whole model"] = lambda batch: truth_loss(victim.predict, victim.temperature)
+    attacked: list[Attacked] = []
+    for threat, objective in prepare.items():
+        rng = generator(seed, 0, "", f"trojan {threat}")
+        made = [_search(batch, objective, settings, key, bounds, text, rng) for batch in clean]
+        correct: dict[str, Tensor] = {}
+        correct["clean"] = scores(victim, clean)[0]
+        for condition in (*CONDITIONS[1:], *RANDOM):
+            changed = [
+                _applied(batch, parts[condition], key, settings) for batch, parts in zip(clean, made, strict=True)
+            ]
+            correct[condition] = scores(victim, changed)[0]
+        for condition in ("text (embedding)", "both (embedding)"):
+            triggers = [parts[condition] for parts in made]
+            correct[condition] = _with_embeddings(victim, clean, triggers, key, settings, text)
+        attacked.append(Attacked(victim, threat, correct))
+    return attacked
+
+
+def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
+    """Rows against the first one: differences of accuracy on the same questions, with the test of sign flips.
+
+    ``low`` and ``high`` are its 95 % interval, None with too few questions; ``p_holm`` is corrected over all pairs of
+    rows under a condition. Only what an attacker at a client can do is compared, so not the whole model where a server
+    keeps a part of it.
+    """
+    pairs: list[dict[str, Any]] = []
+    compared = [row for row in rows[1:] if not (row.victim.partly_known and row.threat == "whole model")]
+    for condition in CONDITIONS:
+        scored = [row.correct[condition].double() - rows[0].correct[condition].double() for row in compared]
+        tests = [sign_flip([one.numpy()[None]]) for one in scored]
+        p = holm({str(i): test.p for i, test in enumerate(tests)}, tests=math.comb(len(compared) + 1, 2)).adjusted
+        for i, (row, test) in enumerate(zip(compared, tests, strict=True)):
+            interval = flip_interval([scored[i].numpy()[None]])
+            pairs.append(
+                {"row": row.victim.name, "threat": row.threat, "against": rows[0].victim.name,
+                 "against_threat": rows[0].threat, "condition": condition, "difference": test.difference,
+                 "low": interval and interval.low, "high": interval and interval.high, "p": test.p,
+                 "p_holm": p[str(i)], "n": len(scored[i])}
+            )  # fmt: skip
+    order = [(row.victim.name, row.threat) for row in compared]
+    return sorted(pairs, key=lambda entry: order.index((entry["row"], entry["threat"])))
+
+
+def _search(
+    batch: Batch,
+    prepare: Callable[[Batch], Objective],
+    settings: Trojan,
+    key: str,
+    bounds: Bounds,
+    text: Text,
+    rng: torch.Generator,
+) -> dict[str, Triggered]:
+    """The attacks on a batch, by condition.
+
+    For "both" picture and embedding are searched together; then the picture once more with the word that was found in
+    its place, since a word is not quite the embedding that the picture was made for.
+    """
+    floats = {**batch, "image": batch["image"].float() / 127.5 - 1} if key == "image" else batch
+    objective = prepare(floats)
+    visual = (key, bounds)
+    seen = settings(floats, objective, rng, visual=visual)
+    read = settings(floats, objective, rng, text=text)
+    together = settings(floats, objective, rng, visual=visual, text=text)
+    assert together.position is not None
+    assert together.token is not None
+    again = settings(with_words(floats, together.position, together.token), objective, rng, visual=visual)
+    return {
+        "vision": seen,
+        "text": read,
+        "both": replace(together, visual=again.visual),
+        "text (embedding)": read,
+        "both (embedding)": together,
+        "vision (random)": settings.random(floats, rng, visual=visual),
+        "text (random)": settings.random(floats, rng, text=text),
+        "both (random)": settings.random(floats, rng, visual=visual, text=text),
+    }
+
+
+def _applied(batch: Batch, triggered: Triggered, key: str, settings: Trojan) -> dict[str, Tensor]:
+    """The batch as it would be sent: whole pixels, and a word in place of its embedding."""
+    changed = dict(batch)
+    if triggered.visual is not None:
+        changed[key] = (
+            triggered.visual if key == "regions" else whole_pixels(triggered.visual, batch[key], settings.eps)
+        )
+    if triggered.position is not None and triggered.token is not None:
+        changed = with_words(changed, triggered.position, triggered.token)
+    return changed
+
+
+def whole_pixels(perturbed: Tensor, clean: Tensor, eps: float) -> Tensor:
+    """Floats in [-1, 1] as pixels, uint8, each at most eps (rounded down) levels from its clean one."""
+    most = int(eps + 1e-6)
+    levels = clean.int()
+    change = (((perturbed + 1) * 127.5).round().int() - levels).clamp(-most, most)
+    return (levels + change).clamp(0, 255).to(torch.uint8)
+
+
+def _with_embeddings(
+    victim: Victim, clean: Sequence[Batch], triggers: Sequence[Triggered], key: str, settings: Trojan, text: Text
+) -> Tensor:
+    """Scores with the optimised embeddings themselves, which no question could have."""
+    embeddings: list[Tensor] = []
+    for batch, triggered in zip(clean, triggers, strict=True):
+        assert triggered.vector is not None
+        changed = _applied(batch, Triggered(triggered.visual), key, settings)
+        place = last_words(batch, text.special)
+        with inserted(text.embedding, batch["text"], place, triggered.vector):
+            embeddings.append(scores(victim, [changed])[0])
+    return torch.cat(embeddings)
+
+
+def _without_gradient(victim: Victim, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return victim.activations(batch)
+
+
+def _training(victim: Victim) -> Iterator[Batch]:
+    """Everybody's clean training examples, over which bounds are taken."""
+    for data in victim.run_data.clients.values():
+        yield from data.tables[0].batches(512)
+
+
+def _own_head(victim: Victim, seed: int) -> Head:
+    """A head that an attacker at one client can train on top of the client's part."""
+    table = victim.run_data.clients[victim.places[0]].tables[0]
+    order = torch.randperm(len(table), generator=generator(seed, 0, "", "the attacker's own examples"))[:_OWN]
+    batches = list(table.batches(256, order))
+    activations = torch.cat([_without_gradient(victim, batch) for batch in batches])
+    labels = torch.cat([batch["label"] for batch in batches])
+    return fit_head(activations, labels, len(victim.run_data.dataset.answers))
+
+
+# What the test-time Trojan found, as tables ---------------------------------------------------------------------
+
+_EMBEDDING = ("text (embedding)", "both (embedding)")
+
+
+def finding(rows: Sequence[Attacked], count: int, values: Mapping[str, Any]) -> Finding:
+    labels = _labels(rows)
+    words = [
+        f"{count} test questions per model. The picture is changed by projected gradient ascent within eps of its "
+        "clean values and within the range of training data; the question's last word is replaced by the word whose "
+        "embedding is nearest to an optimised one; both together. Each change is made for its question alone.",
+        "A low accuracy shows that an attack works. A high one does not show that none would: stronger searches, "
+        "other starts and larger eps exist. Where the attacker lacks a part of the model, the row with the whole model "
+        "says what hiding that part is worth; such an attacker can try each of its rows, so the lowest one counts.",
+        *[f"{label}: {threat}." for label, threat in _threats(rows, labels).items()],
+        *values.get("notes", ()),
+    ]
+    tables = [_table(rows, labels)]
+    if values.get("paired"):
+        tables.append(_paired(values["paired"], labels, rows))
+    return Finding("trojan", "Multimodal Trojan at test time", words, tables, values)
+
+
+def rows_of(rows: Sequence[Attacked], row: Attacked) -> list[Attacked]:
+    """The rows of the same victim; the first is the one to quote."""
+    return [other for other in rows if other.victim is row.victim]
+
+
+def _labels(rows: Sequence[Attacked]) -> list[str]:
+    """Names of the rows: the run's, and the threat where there are several."""
+    runs = distinct_labels({row.victim.name: row.victim.label for row in rows})
+    return [runs[row.victim.name] + (f", {row.threat}" if len(rows_of(rows, row)) > 1 else "") for row in rows]
+
+
+def _threats(rows: Sequence[Attacked], labels: Sequence[str]) -> dict[str, str]:
+    bound = "; an upper bound of what an attacker at a client could do"
+    return {
+        label: THREATS[row.threat] + (bound if row.threat == "whole model" and len(rows_of(rows, row)) > 1 else "")
+        for row, label in zip(rows, labels, strict=True)
+    }
+
+
+def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
+    columns = [Column("model", words=True), Column("the attacker knows", words=True)]
+    columns += [Column(name, "accuracy, %", "%") for name in CONDITIONS]
+    columns += [Column(name, "relative drop, %", "%") for name in CONDITIONS[1:]]
+    columns += [Column(name.split()[0], "random, %", "%", detail=name != RANDOM[-1]) for name in RANDOM]
+    columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
+    lines: list[tuple[Cell, ...]] = []
+    for row, label in zip(rows, labels, strict=True):
+        values = [row.accuracy(name) for name in CONDITIONS]
+        values += [row.drop(name) for name in CONDITIONS[1:]]
+        values += [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
+        attacker_knows = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
+        run = Cell(label.removesuffix(f", {row.threat}"))
+        lines.append((run, Cell(attacker_knows), *map(percent_cell, values)))
+    embedded = "; ".join(
+        f"{label}: text {formats.percent(row.accuracy(_EMBEDDING[0]))}, "
+        f"both {formats.percent(row.accuracy(_EMBEDDING[1]))}"
+        for row, label in zip(rows, labels, strict=True)
+    )
+    notes = (
+        "Random: every value moved by eps in a random direction, and any other word in the last one's place.",
+        f"With the optimised embedding itself, which no word has, instead of the nearest word: {embedded}.",
+    )
+    return Table("Accuracy under a multimodal Trojan", tuple(columns), (tuple(lines),), notes)
+
+
+def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Attacked]) -> Table:
+    columns = (
+        Column("model", words=True), Column("condition", words=True), Column("difference", unit="%"),
+        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p uncorrected"), Column("p"),
+    )  # fmt: skip
+    names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
+    lines = [
+        (
+            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), points_cell(entry["difference"]),
+            points_cell(entry["low"]), points_cell(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
+        )
+        for entry in values
+    ]  # fmt: skip
+    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
+    note += "p after Holm's correction over all pairs of rows under a condition."
+    return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
+
+
+def trojan(
+    folders: Sequence[Path],
+    *,
+    eps: float | None = None,
+    steps: int = 20,
+    examples: int = 200,
+    client: str = "",
+    units: str = "spread",
+    seed: int = 0,
+    progress: Progress = ignore,
+) -> Finding:
+    """Attacks the models of finished runs, on the same test questions."""
+    if units not in ("spread", "absolute"):
+        raise ValueError(f"units must be spread or absolute, got {units!r}")
+    runs, notes = expand(folders, client)
+    rows: list[Attacked] = []
+    questions_of_rows: list[Questions] = []
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        progress(Note(f"attacking {folder}"))
+        victim = open_victim(folder, client, name)
+        questions = draw_questions(victim, examples, seed)
+        key = "regions" if "regions" in questions.batch else "image"
+        usual = 8.0 if key == "image" else 0.5
+        settings = Trojan(usual if eps is None else eps, steps)
+        if key == "image" and 0 < settings.eps < 1:
+            raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
+        rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
+        questions_of_rows += [questions] * (len(rows) - len(questions_of_rows))
+    same = all(_alike(questions, questions_of_rows[0]) for questions in questions_of_rows)
+    if not same:
+        notes.append("the runs have other test questions, so they are not compared example by example")
+    values: dict[str, Any] = {
+        "kind": "trojan",
+        "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
+        "examples": len(questions_of_rows[0]),
+        "rows": [_values(row) for row in rows],
+        "paired": paired(rows) if same else [],
+        "notes": notes,
+    }
+    return finding(rows, len(questions_of_rows[0]), values)
+
+
+def _alike(one: Questions, other: Questions) -> bool:
+    """Whether two runs were asked the same questions."""
+    return one.names == other.names and torch.equal(one.batch["label"], other.batch["label"])
+
+
+def _values(row: Attacked) -> dict[str, Any]:
+    return {
+        "run": row.victim.name,
+        "label": row.victim.label,
+        "method": row.victim.method,
+        "threat": row.threat,
+        "accuracy": {condition: float(values.mean()) for condition, values in row.correct.items()},
+        "relative_drop": {condition: row.drop(condition) for condition in row.correct if condition != "clean"},
+    }

@@ -1,1 +1,0 @@
-"""Attacks as pure functions: membership inference, Trojans, recovery of answers and inputs."""
