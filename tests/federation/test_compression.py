@@ -177,6 +177,13 @@ def test_values_changes_counters_and_statistics_arrive():
         assert 0 < float(gap.max()) <= float(values(300, seed=9 if "/" in name else 1).abs().max()) / 127 + 1e-5
 
 
+def test_an_error_of_another_shape_is_dropped():
+    uplink, state, narrow = Uplink(Compression(4)), ClientState(), {"w": values(6).reshape(2, 3)}
+    uplink.send(Message({"w": values(12).reshape(4, 3)}), {"w": torch.zeros(4, 3)}, state, rng())
+    again = uplink.send(Message(narrow), {"w": torch.zeros(2, 3)}, state, rng(3))
+    assert encode(again) == encode(uplink.send(Message(narrow), {"w": torch.zeros(2, 3)}, ClientState(), rng(3)))
+
+
 def test_what_is_no_update_is_refused():
     with pytest.raises(ValueError, match=r"'w' has shape \(4,\), and nothing of that name was received"):
         Uplink(Compression(8)).send(Message({"w": torch.ones(4)}), {}, ClientState(), rng())
