@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any, Literal, Protocol
 
 from confed.deployment.manifest import Manifest
+from confed.deployment.policy import SitePolicy
 from confed.deployment.provision import Federation
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
@@ -43,7 +44,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Joining:
-    """How a site takes part: who it is, the server, its key or kit, and what its answers may cost."""
+    """How a site takes part: who it is, the server, its key or kit, and what may be asked of it."""
 
     site: str
     private: Path
@@ -52,8 +53,7 @@ class Joining:
     key: Path = Path("key")
     members: Path | None = None
     kit: Path = Path(".")
-    epsilon: float | None = None
-    evaluations: str | None = None
+    policy: SitePolicy = field(default_factory=SitePolicy)
     once: bool = False
     patience: float = 3600.0
     insecure: bool = False

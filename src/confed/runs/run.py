@@ -30,6 +30,7 @@ from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.run_files import ANSWERS, NAMES, TRUTH, line_digest, lines_of, name_hashes
 from confed.results.stored import NONE, FinalResult, Recorder, Records, examples_of_predictions, write_records
+from confed.results.summary import PRIVACY
 from confed.results.views import EVALUATED
 from confed.runs.build import check_device, load_data, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
@@ -323,6 +324,7 @@ class Runner:
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         """Record of a round, with evaluation and checkpoint where due."""
         check_held(self.folder.root)
+        spent = self._spent(simulation, record)
         self._note(
             {
                 "event": "round" if record.round <= self.setup.rounds else "finish",
@@ -333,7 +335,7 @@ class Runner:
                 "bytes_down": record.bytes_down,
                 **({"traffic": {n: t._asdict() for n, t in record.traffic.items()}} if len(record.servers) > 1 else {}),
                 **({} if record.clock is None else {"clock": record.clock, "staleness": record.staleness}),
-                **self._spent(simulation, record),
+                **spent,
             },
         )
         for span in record.timeline:
@@ -350,10 +352,16 @@ class Runner:
         self.folder.append(self.folder.timings, timing)
         for client, error in record.errors.items():
             self.progress(Caution(f"client {client!r} left out of round {record.round}: {error}"))
-        loss = sum(record.losses.values()) / max(len(record.losses), 1)
-        text = f"loss {loss:.3f}" if record.losses else "losses stay with the clients"
+        loss = sum(record.losses.values()) / len(record.losses) if record.losses else None
+        text = "losses stay with the clients" if loss is None else f"loss {loss:.3f}"
         stage = "training" if record.round <= self.setup.rounds else "fine-tuning"  # which follows the last round
-        self._report(record.round, stage, text if stage == "training" else f"{stage}, {text}")
+        text = text if stage == "training" else f"{stage}, {text}"
+        epsilon = max(spent[PRIVACY]["epsilon"].values(), default=None) if spent else None
+        self.progress(
+            RunProgress(
+                min(record.round, self.setup.rounds), self.setup.rounds, stage, text, loss=loss, epsilon=epsilon
+            )
+        )
 
     def _note(self, line: dict[str, Any]) -> None:
         """A line of the history, in its file and in the records."""

@@ -26,7 +26,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 from flwr.app import Context, Error, Message, RecordDict
@@ -71,6 +70,7 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.remote.protocol import printable, redact
 from confed.system.events import Note, Progress, ignore
+from confed.system.private_keys import load_private
 
 SILENCE = 30.0  # seconds without a byte after which a connection counts as lost; a question may wait half of that
 SKEW = 60.0  # seconds by which a server's clock must differ for a site to go by it
@@ -81,8 +81,8 @@ Response = TypeVar("Response")
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
+        key = load_private(path.read_bytes(), str(path))
+    except OSError as error:
         raise ValueError(f"{path} is no private key of a site: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace, answer
@@ -320,6 +320,18 @@ SERIALS = "manifests.json"  # file in a site's folder with serial numbers of man
 AFTER = 2  # behind a run's last round come the method's finish and the evaluation of the final models
 
 
+class Guard(Protocol):
+    """A site's check of what a server asks for, by rules that no server and no recipe sets."""
+
+    def check(self, action: str, size: int) -> None:
+        """Check of a request of so many bytes before anything is computed; a refusal is a :class:`Refused`."""
+        ...
+
+    def count(self, size: int) -> None:
+        """Count of bytes that come or are to leave; a refusal is a :class:`Refused`."""
+        ...
+
+
 class Site:
     """Client end of a federation across machines."""
 
@@ -335,6 +347,7 @@ class Site:
         progress: Progress = ignore,
         limit: float | None = None,
         evaluations: EvaluationPolicy | None = None,
+        guard: Guard | None = None,
         signer: Signer | None = None,
         over: Callable[[], None] = lambda: None,
         left_out: Mapping[str, int] | None = None,
@@ -355,6 +368,7 @@ class Site:
         self._audit, self._progress, self._over = audit, progress, over
         self._final, self._final_folder = final, ""
         self._left_out = {} if left_out is None else dict(left_out)
+        self._guard = guard
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
@@ -415,12 +429,15 @@ class Site:
             request = self._read(head, body)
             name, at_once = request.id, request.at_once
             self._journals.confirm(request.journals)
+            self._guarded(request.action, len(head) + len(body))
             if request.action == GOODBYE:
                 reply = self._take_leave(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
             if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
                 reply = replace(reply[0], journals=self._journals.statement()), reply[1]
+            if self._guard is not None:
+                self._guard.count(len(reply[1]))
         except Exception as error:
             self._progress(Note(f"refused: {error}"))
             reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
@@ -432,6 +449,15 @@ class Site:
             self._progress(Note(f"refused, as the log cannot be written: {error}"))
             return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
         return self._pieces.cut(head, data, at_once)
+
+    def _guarded(self, action: str, size: int) -> None:
+        """Check of a request by the site's policy; greetings and the end of a run are counted only."""
+        if self._guard is None:
+            return
+        if action in (HELLO, GOODBYE):
+            self._guard.count(size)
+        else:
+            self._guard.check(action, size)
 
     def _read(self, head: bytes, body: bytes) -> Request:
         """A request's head; what is no request is in the log, too."""

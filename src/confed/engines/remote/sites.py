@@ -188,6 +188,7 @@ class SiteRegistry:
         for name, (number, connection) in list(self.lines.items()):
             if connections.get(number) != connection:
                 del self.lines[name]
+                self._greeted.pop(number, None)  # one that was in quarantine comes back over the same connection
                 self.missing[name] = time.monotonic()
                 self.note(name, "away")
         for number, (sent, connection) in list(self._greetings.items()):
