@@ -27,6 +27,7 @@ from confed.federation.compression import (
 )
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.randomness import generator
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore, ServerState
@@ -321,8 +322,9 @@ def test_each_client_and_round_has_a_stream_of_its_own():
         Plain(robust=RobustMean("median")),
         Plain(update_privacy=UpdatePrivacy(0.1, noise=0.0)),
         Plain(update_privacy=UpdatePrivacy(0.1, noise=0.0, at="server")),
+        Plain(record_privacy=RecordPrivacy(clip=0.05)),
     ],
-    ids=["robust", "clipped_at_the_client", "clipped_at_the_server"],
+    ids=["robust", "clipped_at_the_client", "clipped_at_the_server", "clipped_records"],
 )
 def test_protections_work_beside_compression(method: Plain):
     plain, packed = outcome(setup_of(method, SGD)), outcome(setup_of(method, SGD, uplink=Compression(8)))
@@ -332,6 +334,13 @@ def test_protections_work_beside_compression(method: Plain):
     unprotected = outcome(setup_of(Plain(), SGD, uplink=Compression(8)))
     moved = [float((unprotected.tensors[name] - packed.tensors[name]).abs().max()) for name in servers]
     assert 0 < max(gaps) < 0.1 * max(moved)
+
+
+def test_clipping_comes_before_rounding():
+    # What is kept of an update for later is a part of the clipped one, so that noise on it covers all that ever leaves.
+    method = Plain(update_privacy=UpdatePrivacy(1e-6, noise=0.0))
+    kept = [t for n, t in outcome(setup_of(method, SGD, uplink=Compression(4, 0.1))).tensors.items() if RESIDUAL in n]
+    assert 0 < max(float(tensor.abs().max()) for tensor in kept) <= 2e-6  # of two rounds
 
 
 def test_a_server_clips_what_it_has_read():
