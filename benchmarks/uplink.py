@@ -1,92 +1,99 @@
 """What fewer bytes cost: bytes and accuracy with 8 and 4 bits and the largest tenth, beside whole updates.
 
-FedAvg on three built-in benchmarks over five seeds: questions about pictures (a small ViLT whose upper layers learn),
-classes of pictures (LoRA in both towers of a small CLIP) and answers that a small vision-language model writes (LoRA).
+FedAvg on three built-in benchmarks, shortened, over five seeds: questions about pictures of four places (a small ViLT
+whose upper layers learn), clients with pictures, texts and sounds (a small Transformer), and tags of texts (C-Tran).
 Per way the bytes that all clients sent, over those of whole updates, and the difference of the headline in points with
-its 95 % interval (paired t over seeds). The last way compresses both directions, and its bytes are of both. The metric
-is accuracy on the clients' test examples: of the global model, and of the models of the clients' own where they write.
+its 95 % interval (paired t over seeds). The last way compresses both directions, and its bytes are of both. The
+headline is of the global model on the clients' test examples, mean over clients: accuracy, and F1 per example of tags.
 
-    python benchmarks/uplink.py [--seeds 5] [--folder DIR] [--only NAME]
+    python benchmarks/uplink.py [--seeds 5] [--only NAME]
 """
 
 import argparse
-import json
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import confed
+from confed.engines.local import Simulation, simulate
+from confed.engines.perform import Setup
+from confed.federation.compression import Compression
+from confed.federation.state import MemoryStore
 from confed.metrics.statistics import paired_t
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
 
-QUICK = (
-    ("run.workers", 1),
-    ("run.gallery", 0),
-    ("run.controls", "none"),
-    ("run.modality_matrix", False),
-)
-BENCHMARKS: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
-    "questions": ("fedvqa_scenes", "fedavg", "global_seen_mean", {"run.rounds": 4, "run.evaluate_every": 0}),
-    "classes": ("prompts_scenes", "lora", "global_seen_mean", {"run.rounds": 4, "data.shots": 64}),
-    "chat": ("chat_scenes", "fedavg", "personal_mean", {"run.rounds": 4}),
+SHORT = ("study.methods=[]", "algorithm.name=fedavg", "run.workers=1", "run.keep_personal=false")
+BENCHMARKS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "questions": (
+        "fedvqa_scenes",
+        ("run.rounds=4", "local.epochs=1", "data.train=150", "data.validation=8", "data.test=150"),
+    ),
+    "modalities": ("modalities", ("run.rounds=6", "data.train=100", "data.validation=8", "data.test=100")),
+    "tags": (
+        "fedlgt_texts",
+        ("run.rounds=5", "model.learn_labels=true", "data.clients=6", "data.train=60", "data.validation=10"),
+    ),
 }
-"""Name -> recipe, row of its study, key of the headline in the summary, and settings."""
+"""Name -> recipe and settings."""
 
-WAYS: Mapping[str, Mapping[str, Any]] = {
-    "32 bits": {},
-    "8 bits": {"run.uplink.bits": 8},
-    "4 bits": {"run.uplink.bits": 4},
-    "largest 10 %": {"run.uplink.top": 0.1},
-    "4 bits of the largest 10 %": {"run.uplink.bits": 4, "run.uplink.top": 0.1},
-    "8 bits up and down": {"run.uplink.bits": 8, "run.downlink.bits": 8},
+WHOLE = (Compression(), Compression())
+WAYS: Mapping[str, tuple[Compression, Compression]] = {
+    "32 bits": WHOLE,
+    "8 bits": (Compression(8), Compression()),
+    "4 bits": (Compression(4), Compression()),
+    "largest 10 %": (Compression(top=0.1), Compression()),
+    "8 bits up and down": (Compression(8), Compression(8)),
 }
+"""Way -> how updates travel, and how models do."""
 
 
-def cell(benchmark: str, way: str, seed: int, root: Path) -> dict[str, float]:
-    """Headline in points and bytes of one run."""
-    recipe, row, headline, settings = BENCHMARKS[benchmark]
-    folder = root / benchmark / way.replace(" ", "-").replace("%", "percent") / f"seed-{seed}"
-    overrides = {**dict(QUICK), **settings, **WAYS[way], "run.seed": seed}
-    summary = confed.run(recipe, overrides, method=row, folder=folder, progress=False).summary
-    sent = {key: sum(sum(line.values()) for line in summary[key].values()) for key in ("bytes_up", "bytes_down")}
-    return {"headline": 100 * summary[headline], **sent, "seconds": summary["cpu_seconds"]}
+def cell(setup: Setup, headline: str) -> tuple[float, int, int]:
+    """Headline in points, and bytes up and down, of one run."""
+    up, down = 0, 0
+    with Simulation(setup, MemoryStore()) as simulation:
+        servers = simulation.start(simulation.executor.workspace)  # pyright: ignore
+        for record in simulate(simulation, servers):
+            servers = record.servers
+            up, down = up + sum(record.bytes_up.values()), down + sum(record.bytes_down.values())
+        tallies = simulation.evaluate(servers, setup.rounds, split="test")["global"]
+    shares = [total / weight for total, weight in (tally[headline] for tally in tallies.values())]
+    return 100 * sum(shares) / len(shares), up, down
 
 
-def table(benchmark: str, cells: Mapping[str, list[dict[str, float]]]) -> str:
-    """Rows of one benchmark, as a table of Markdown has them."""
-    whole, lines = cells["32 bits"], list[str]()
-    for way, runs in cells.items():
-        keys = ("bytes_up", "bytes_down") if "down" in way else ("bytes_up",)
-        sent, of = (sum(run[key] for run in some for key in keys) for some in (runs, whole))
-        headline = sum(run["headline"] for run in runs) / len(runs)
-        line = f"| {benchmark} | {way} | {sent / len(runs) / 1e3:,.0f} kB | {sent / of:.3f} | {headline:.1f} |"
-        if way != "32 bits" and len(runs) > 1:
-            test = paired_t([run["headline"] for run in runs], [run["headline"] for run in whole])
-            line += f" {test.difference:+.2f} [{test.low:+.2f}, {test.high:+.2f}] |"
-        else:
-            line += " |"
-        lines.append(line)
-    return "\n".join(lines)
+def row(way: str, runs: Sequence[tuple[float, int, int]], whole: Sequence[tuple[float, int, int]]) -> str:
+    """Cells of one way, as a table of Markdown has them."""
+    both = not WAYS[way][1].plain
+    sent, of = (sum(up + (down if both else 0) for _, up, down in some) for some in (runs, whole))
+    mean = sum(headline for headline, _, _ in runs) / len(runs)
+    line = f"{way} | {sent / len(runs) / 1e3:,.0f} kB | {sent / of:.3f} | {mean:.1f} |"
+    if runs is whole or len(runs) < 2:
+        return f"{line} |"
+    test = paired_t([headline for headline, _, _ in runs], [headline for headline, _, _ in whole])
+    return f"{line} {test.difference:+.2f} [{test.low:+.2f}, {test.high:+.2f}] |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="of the runs; one that holds some goes on")
     parser.add_argument("--only", choices=list(BENCHMARKS), default=None)
     given = parser.parse_args()
-    root = given.folder or Path(tempfile.mkdtemp(prefix="uplink-"))
-    result: dict[str, Any] = {}
     print("| benchmark | way | bytes a run | share | headline | difference, 95 % interval |")
     print("|---|---|---:|---:|---:|---:|")
-    for benchmark in BENCHMARKS if given.only is None else (given.only,):
-        cells: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        for seed in range(given.seeds):  # a seed's data are read once for all ways
-            for way, runs in cells.items():
-                runs.append(cell(benchmark, way, seed, root))
-        result[benchmark] = cells
-        print(table(benchmark, cells), flush=True)
-    (root / "uplink.json").write_text(json.dumps(result, indent=1))
+    for name in BENCHMARKS if given.only is None else (given.only,):
+        recipe, settings = BENCHMARKS[name]
+        cells: dict[str, list[tuple[float, int, int]]] = {way: [] for way in WAYS}
+        began = time.process_time()
+        for seed in range(given.seeds):
+            setup, _ = prepare(load_recipe(recipe, [*SHORT, *settings, f"run.seed={seed}"]))
+            for way, (uplink, downlink) in WAYS.items():
+                headline = "accuracy" if name != "tags" else "example_f1"
+                cells[way].append(cell(replace(setup, uplink=uplink, downlink=downlink), headline))
+        for way, runs in cells.items():
+            print(f"| {name} | {row(way, runs, cells['32 bits'])}", flush=True)
+        print(
+            f"{name}: {(time.process_time() - began) / given.seeds / len(WAYS):.1f} s of processor time per run",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from confed.cli.dataset_description import describe
 from confed.cli.list import diagnose
 from confed.data.croissant import METADATA, write_croissant
 from confed.registry import Registry, algorithms, datasets, models, tasks
+from confed.system.format import size
 from toy_federation import squares
 
 SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
@@ -85,7 +86,8 @@ def test_runs_and_their_states(tmp_path: Path):
     for name in ("whole", "cut", "study/fedavg/seed-3"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "recipe.toml").write_text(recipe)
-    (tmp_path / "whole/summary.json").write_text('{"recipe": "mine"}')
+    sent = {"bytes_up": {"1": {"a": 1500, "b": 2500}, "2": {"a": 2000}}, "bytes_down": {"1": {"a": 5000, "b": 5000}}}
+    (tmp_path / "whole/summary.json").write_text(json.dumps({"recipe": "mine", **sent}))
     (tmp_path / "cut/metrics.jsonl").write_text(
         '{"event": "round", "round": 1}\n{"event": "round", "round": 2}\n{"torn'
     )
@@ -101,7 +103,10 @@ def test_runs_and_their_states(tmp_path: Path):
     (tmp_path / "sweep/sweep.json").write_text(json.dumps(sweep))
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn/models.json").write_text("{")
-    states = {Path(row["name"]).name: row["state"] for row in listing("runs", runs=tmp_path)}
+    rows = {Path(row["name"]).name: row for row in listing("runs", runs=tmp_path)}
+    assert (rows["whole"]["up a round"], rows["whole"]["down a round"]) == (size(3000), size(10_000))
+    assert (rows["cut"]["up a round"], rows["study"]["down a round"]) == ("", "")
+    states = {name: row["state"] for name, row in rows.items()}
     for name in ("broken", "torn"):
         assert states.pop(name).startswith("unreadable")
     assert states == {

@@ -27,6 +27,7 @@ from confed.federation.compression import (
 )
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.randomness import generator
+from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore, ServerState
@@ -177,6 +178,13 @@ def test_values_changes_counters_and_statistics_arrive():
         assert 0 < float(gap.max()) <= float(values(300, seed=9 if "/" in name else 1).abs().max()) / 127 + 1e-5
 
 
+def test_an_error_of_another_shape_is_dropped():
+    uplink, state, narrow = Uplink(Compression(4)), ClientState(), {"w": values(6).reshape(2, 3)}
+    uplink.send(Message({"w": values(12).reshape(4, 3)}), {"w": torch.zeros(4, 3)}, state, rng())
+    again = uplink.send(Message(narrow), {"w": torch.zeros(2, 3)}, state, rng(3))
+    assert encode(again) == encode(uplink.send(Message(narrow), {"w": torch.zeros(2, 3)}, ClientState(), rng(3)))
+
+
 def test_what_is_no_update_is_refused():
     with pytest.raises(ValueError, match=r"'w' has shape \(4,\), and nothing of that name was received"):
         Uplink(Compression(8)).send(Message({"w": torch.ones(4)}), {}, ClientState(), rng())
@@ -314,8 +322,9 @@ def test_each_client_and_round_has_a_stream_of_its_own():
         Plain(robust=RobustMean("median")),
         Plain(update_privacy=UpdatePrivacy(0.1, noise=0.0)),
         Plain(update_privacy=UpdatePrivacy(0.1, noise=0.0, at="server")),
+        Plain(record_privacy=RecordPrivacy(clip=0.05)),
     ],
-    ids=["robust", "clipped_at_the_client", "clipped_at_the_server"],
+    ids=["robust", "clipped_at_the_client", "clipped_at_the_server", "clipped_records"],
 )
 def test_protections_work_beside_compression(method: Plain):
     plain, packed = outcome(setup_of(method, SGD)), outcome(setup_of(method, SGD, uplink=Compression(8)))
@@ -325,6 +334,13 @@ def test_protections_work_beside_compression(method: Plain):
     unprotected = outcome(setup_of(Plain(), SGD, uplink=Compression(8)))
     moved = [float((unprotected.tensors[name] - packed.tensors[name]).abs().max()) for name in servers]
     assert 0 < max(gaps) < 0.1 * max(moved)
+
+
+def test_clipping_comes_before_rounding():
+    # What is kept of an update for later is a part of the clipped one, so that noise on it covers all that ever leaves.
+    method = Plain(update_privacy=UpdatePrivacy(1e-6, noise=0.0))
+    kept = [t for n, t in outcome(setup_of(method, SGD, uplink=Compression(4, 0.1))).tensors.items() if RESIDUAL in n]
+    assert 0 < max(float(tensor.abs().max()) for tensor in kept) <= 2e-6  # of two rounds
 
 
 def test_a_server_clips_what_it_has_read():

@@ -1,6 +1,7 @@
 """Plans of runs: calls and bytes are those of the run, nothing is written, and time follows from what was measured."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,16 @@ import torch
 
 import toy_federation  # its datasets have names then
 from confed.cli.app import main
+from confed.engines.local import Simulation, simulate
+from confed.engines.perform import Workspace
+from confed.federation.compression import Compression
 from confed.federation.protocols import Batch
+from confed.federation.state import MemoryStore
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import plan as planning
 from confed.runs.plan import RunPlan, makespan, plan_run
 from confed.runs.run import run
+from matrix_cases import SGD, Plain, setup_of
 
 assert toy_federation.squares
 
@@ -34,6 +40,7 @@ def _recipe(*more: str) -> Recipe:
         ("algorithm.name=fedavg", "data.train=40", "run.rounds=3"),
         ("algorithm.name=fedavg_ft", "data.train=8", "run.rounds=2", "run.cohort=2"),
         ("algorithm.name=scaffold", "data.train=12", "run.rounds=3", "run.keep_checkpoints=1"),
+        ("algorithm.name=fedprox", "data.train=8", "run.rounds=3", "run.uplink.bits=4", "run.downlink.bits=8"),
     ],
     ids=lambda settings: settings[0].partition("=")[2],
 )
@@ -53,6 +60,17 @@ def test_calls_and_bytes_are_those_of_the_run(tmp_path: Path, settings: tuple[st
     ]
     size = sum(path.stat().st_size for path in (*kept, tmp_path / "run/predictions.safetensors"))
     assert size / 1.5 < found.disk < size * 1.5
+
+
+def test_who_is_not_measured_has_the_rounds_model() -> None:
+    """Or a client that is measured in the next round would be sent the change of a model that it does not have."""
+    given = replace(setup_of(Plain(), SGD, downlink=Compression(8)), rounds=8, seed=1)
+    clock = planning._Clock(given, Workspace(given.model()), 1, time.perf_counter)
+    with Simulation(given, MemoryStore(), clock, 2) as simulation:
+        records = list(simulate(simulation, simulation.start(Workspace(given.model()))))
+    assert [record.errors for record in records] == [{}] * 8
+    sizes = {size for record in records for size in record.bytes_down.values()}
+    assert min(sizes) < max(sizes) / 2
 
 
 def test_calls_of_split_learning_grow_with_the_examples(tmp_path: Path) -> None:

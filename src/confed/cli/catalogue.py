@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -368,24 +368,41 @@ def _folder(folder: Path) -> list[dict[str, Any]]:
             return list(chain.from_iterable(_folder(folder / point.folder) for point in read_sweep(folder).points))
         if kind == "study":
             index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            states = [_state(run) for run in run_folders(folder)]
+            runs = run_folders(folder)
+            states = [_state(run) for run in runs]
             done = states.count("finished")
             pending = next((s for s in states if s != "finished"), None)
             state = "finished" if pending is None else f"{done} of {len(states)} runs finished, then {pending}"
             row = {"recipe": index["recipe"], "methods": ", ".join(index["methods"]), "seeds": index["seeds"]}
+            row |= _sent(runs)
         elif kind:
             recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
             row = {
                 "recipe": _summary(folder).get("recipe", ""),
                 "methods": recipe["algorithm"]["name"],
                 "seeds": [recipe["run"]["seed"]],
+                **_sent([folder]),
             }
             state = _state(folder)
         else:
             return []
     except (ValueError, KeyError, TypeError, OSError) as error:
-        row, state = {"recipe": "", "methods": "", "seeds": []}, f"unreadable: {error}"
+        row, state = {"recipe": "", "methods": "", "seeds": [], **_sent([])}, f"unreadable: {error}"
     return [{"name": str(folder), **row, "state": state}]
+
+
+def _sent(runs: Sequence[Path]) -> dict[str, str]:
+    """What all clients together send and receive in a round, mean over the rounds of finished runs."""
+    from confed.results.summary import Summary
+    from confed.system.format import size
+
+    sent: dict[str, str] = {}
+    for heading, direction in (("up a round", "bytes_up"), ("down a round", "bytes_down")):
+        rounds: list[float] = []
+        for run in runs:
+            rounds += [sum(clients.values()) for clients in Summary(_summary(run)).sent(direction) or ()]
+        sent[heading] = size(sum(rounds) / len(rounds)) if rounds else ""
+    return sent
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:

@@ -238,7 +238,8 @@ class Uplink:
         for name in compressed_names(sent.tensors, self.sums):
             value = sent.tensors[name]
             update = (_wide(value) - _wide(origin(name, value, received, self.changes))).float()
-            updates[name] = update + residual[name] if name in residual else update
+            unsent = residual.get(name)  # of a rank that shrinks, say, it is of no use
+            updates[name] = update if unsent is None or unsent.shape != update.shape else update + unsent
         if not updates:
             return sent
         pieces, read = _packed(self.compression, updates, rng)

@@ -1,5 +1,6 @@
 """Compressed updates and models across machines: the simulator's bits, and what a site may not send."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.protocol import fingerprint
 from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Transport
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.compression import PACKED_UPDATE, Compression
 from confed.federation.wire import decode, encode
+from confed.testing.steadiness import flare_in, flower_in, run_through
 from confed.testing.toy import toy_setup
+from confed.testing.trial import run
+from confed.testing.trial import same as contract_same
 from memory_transport import CLIENTS, QUICK, Letters, remote_of, rounds, same
 
 PACKED = {"uplink": Compression(8), "downlink": Compression(4, 0.5)}
@@ -36,6 +41,17 @@ def test_sites_send_the_simulators_bits_and_bytes(tmp_path: Path):
     assert [record.bytes_down for record in remote] == [record.bytes_down for record in simulated]
     sent = [len(body) for to, kind, _, body in letters.sent if kind == "fit" and to == 0]
     assert sent == [record.bytes_down["client-0"] for record in remote]
+
+
+@pytest.mark.parametrize(("transport", "library"), [(flower_in, "flwr"), (flare_in, "nvflare")])
+def test_flower_and_flare_give_the_simulators_bits(transport: Callable[[Setup, Path], Transport], library: str):
+    pytest.importorskip(library)
+    given = compressed()
+    here, through = run(given), run_through(given, transport)
+    assert through.errors == here.errors == [{}, {}, {}]
+    assert {"downlink model", "uplink error"} <= set(through.states["client-1"].tensors)
+    assert "server main, downlink model: head.weight" in here.tensors()
+    contract_same("simulator equals sites", here, through)  # servers, errors that clients keep, and the model they have
 
 
 def test_a_site_that_was_restarted_goes_on_with_equal_bits(tmp_path: Path):
