@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, WAYS, Row
+from confed.federation.compression import Compression
+from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, RUN, WAYS, Row
 
 PAGE = Path(__file__).parent / "equivalence.md"
 SIGNS = {"equal bits": "=", "within 1e-5": "≈", "one by one": "1", "refused": "refused", "not asked": "–"}
@@ -76,6 +77,7 @@ def tables() -> Iterator[str]:
     for title, first, rows in (
         ("Settings of local training", "`local.…`", LOCAL),
         ("Options of every method", "`algorithm.…`", OPTIONS),
+        ("What travels", "`run.…`", RUN),
         ("Hooks of a method", "hook", HOOKS),
     ):
         yield f"\n## {title}\n"
@@ -96,7 +98,7 @@ def table(first: str, rows: Mapping[str, Row]) -> Iterator[str]:
 
 def _written(value: object) -> str:
     """A value as a recipe has it."""
-    if value is None:
+    if value is None or value == Compression():
         return "none"
     return f'"{value}"' if isinstance(value, str) else f"{list(value) if isinstance(value, tuple) else value}"
 

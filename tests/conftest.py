@@ -1,13 +1,16 @@
 """One thread per process: the tests are small, and they run beside each other."""
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
 import torch
+from PIL import Image
 
 import shape_checks  # before the packages whose shapes are checked # isort: skip # noqa: F401
 from confed import registry
@@ -21,6 +24,12 @@ RunSection.__init__.__defaults__ = tuple(
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+UNDRAWN = {
+    "algorithms", "api", "cli", "data", "datasets", "deployment", "engines", "inference", "models", "package",
+    "processes", "recipes", "runs", "studies", "unlearning",
+}  # fmt: skip
+"""Folders whose tests make runs and look at no figure of a report."""
 
 # Recipes of the tests name things of the tests' own modules. No other is allowed, and nobody's own settings count.
 OWN = [*sorted(path.stem for path in Path(__file__).parent.rglob("*.py")), "breaking"]
@@ -66,10 +75,25 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def undrawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures, which take most of a report's time: for tests of what its text says."""
-    from matplotlib.figure import Figure
+    monkeypatch.setattr("confed.report.figures.style.Drawing._save", empty_figure)
 
-    empty = b'<svg width="1" height="1"></svg>', Figure()
-    monkeypatch.setattr("confed.report.figures.style.Drawing._save", lambda *_: empty)
+
+def empty_figure(drawing: object, palette: object, kind: str, dpi: int = 72) -> tuple[bytes, object]:
+    """A drawing of nothing."""
+    content = io.BytesIO(b'<svg width="1" height="1"></svg>')
+    if kind == "png":
+        Image.new("RGB", (1, 1)).save(content, "PNG")
+    return content.getvalue(), SimpleNamespace(bbox=SimpleNamespace(height=1), axes=[])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def figures_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Reports of runs have empty figures, but in the modules that set ``DRAWS``."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if folder in UNDRAWN and not getattr(request.module, "DRAWS", False):
+            patch.setattr("confed.report.figures.style.Drawing._save", empty_figure)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from confed.runs.build import prepare
 SMALL = ("data.train=6", "data.validation=4", "data.test=4", "local.epochs=1", "local.batch_size=3", "run.rounds=2")
 VILT = ("model.name=vilt_mini",)
 HF = ("model.name=hf", "model.source=tiny:idefics3", "task.name=generation")
+FEW = ("data.train=3", "data.validation=1", "data.test=1", "data.unseen=[]")
 ADAPTERS, LORA = "model.trainable=adapters", "model.trainable=lora"
 METHODS = {
     "fisher": (LORA, "algorithm.name=fedpeft", "algorithm.aggregation=fisher", "algorithm.fisher_examples=3"),
@@ -30,7 +31,7 @@ METHODS = {
 
 def ran(settings: Sequence[str]) -> tuple[ServerState, ServerState]:
     """The server before and after two rounds in which nobody failed."""
-    setup, _ = prepare(load_recipe("fedvqa_scenes", [*settings, *SMALL]))
+    setup, _ = prepare(load_recipe("fedvqa_scenes", [*SMALL, *settings]))
     executor = InProcess(setup)
     simulation = Simulation(setup, MemoryStore(), executor)
     start = servers = simulation.start(executor.workspace)
@@ -51,7 +52,7 @@ def test_each_method_changes_what_is_finetuned(method: str) -> None:
     "method", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("feddat", "flexlora"))) for name in METHODS]
 )
 def test_each_method_changes_what_is_finetuned_of_a_chat_model(method: str) -> None:
-    changes_what_is_finetuned([*HF, *METHODS[method]])
+    changes_what_is_finetuned([*HF, *FEW, *METHODS[method]])
 
 
 def changes_what_is_finetuned(settings: list[str]) -> None:

@@ -109,9 +109,9 @@ def test_predictions_are_those_of_the_command_line(finished: confed.Run, tmp_pat
     for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
         assert finished.predict(source, "which colour is this?", "warm", top=2) == expected
     assert finished.predict(PICTURE, "which?")["model"] == "global"
-    with refused("this run's models give answers: give a picture and a question"):
+    with refused("this run's models answer questions: give a question"):
         finished.predict(PICTURE)
-    with refused("answer questions and give no labels: leave known out"):
+    with refused("answer questions: leave known out"):
         finished.predict(PICTURE, "which?", known=["red=yes"])
     with refused(r"must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"):
         finished.predict(PICTURE / 255.0, "which?")
@@ -124,7 +124,7 @@ def test_models_that_label_are_asked_as_well(finished_label_run: Path) -> None:
     found = run.predict(np.zeros((8, 8, 3), np.uint8), known=["red=yes"])
     assert found["known"][0]["label"] == "red"
     assert {entry["label"] for entry in found["labels"]} == {"green", "blue", "never"}
-    with refused("give labels and answer no questions: leave question out"):
+    with refused("give labels: leave question out"):
         run.predict(PICTURE, "which?")
 
 

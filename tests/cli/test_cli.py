@@ -162,13 +162,13 @@ def test_help_version_and_failures(tmp_path: Path, capfd: Capture, monkeypatch: 
 
 
 def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, capfd: Capture):
-    arguments = [*SINGLE, "run.rounds=8", "run.evaluate_every=4"]
+    arguments = [*SINGLE, "run.rounds=4", "run.evaluate_every=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, "-m", "confed.cli", "run", *arguments, "--out", str(tmp_path / "cut")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "round 1/8" in line:
+            if "round 1/4" in line:
                 process.send_signal(signal.SIGINT)
                 break
         rest = process.stderr.read()

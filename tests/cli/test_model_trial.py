@@ -1,5 +1,6 @@
 """Trials of models before a recipe is written: what is tried, what is taken, and that nothing is waited for."""
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -41,6 +42,29 @@ def test_the_best_of_a_trial_is_written_with_what_was_measured(tmp_path: Path) -
     taken = next(line for line in recipe.splitlines() if line.startswith("# - taken: "))
     model = load_recipe("photos.toml", []).sections["model"]["name"]
     assert model in taken
+
+
+def test_models_of_several_labels_are_tried_by_average_precision(tmp_path: Path) -> None:
+    folder = tmp_path / "scenes"
+    (folder / "images").mkdir(parents=True)
+    lines: list[str] = []
+    for number in range(280):
+        labels = [name for name, bit in (("sun", 1), ("sea", 2)) if number % 4 & bit]
+        pixels = np.random.default_rng(number).integers(0, 30, (16, 16, 3))
+        pixels[:8, :, 0] += 200 * ("sun" in labels)
+        pixels[8:, :, 2] += 200 * ("sea" in labels)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / f"{number}.png")
+        lines.append(json.dumps({"image": f"{number}.png", "labels": labels or ["nothing"]}))
+    (folder / "labels.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert confed("init", "scenes", "--trial", "4", "--encoder", "tiny:resnet") == 0
+    tried = [line for line in (tmp_path / "scenes.toml").read_text().splitlines() if line.startswith("# - tried")]
+    assert [line.partition(": C-AP-binned ")[0] for line in tried] == [
+        "# - tried resnet_multilabel_mini, packaged", "# - tried encoders with tiny:resnet",
+    ]  # fmt: skip
+    scores = [float(line.partition("C-AP-binned ")[2].partition("%")[0]) for line in tried]
+    assert max(scores) > 70  # prior 50
+    taken = load_recipe("scenes.toml", []).sections["model"]["name"]
+    assert taken == ["resnet_multilabel_mini", "encoders"][scores.index(max(scores))]
 
 
 def test_too_few_examples_are_not_tried(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from confed.report.comparison import Comparison, compare
 from confed.results.records import record_of
 from confed.results.run_files import name_hashes
 from confed.results.runs import load
-from synthetic_study import CLIENTS, make_run
+from synthetic_study import CLIENTS, changed, make_run
 
 TEST_MISSING = 'missing = { image = 0.3, when = "test" }\n'
 
@@ -37,10 +37,9 @@ def rewritten(folder: Path, scores: dict[str, np.ndarray], names: bool | Callabl
             of = names(place) if callable(names) else [f"{place}/{i}" for i in range(len(values))]
             kept[f"names/{place}"] = name_hashes(of)
     save_file(kept, folder / "predictions.safetensors")
-    path = folder / "summary.json"
     values = {place: float(v.mean()) for place, v in scores.items()}
-    content = json.loads(path.read_text()) | {"personal": values, "personal_mean": float(np.mean([*values.values()]))}
-    path.write_text(json.dumps({**content, "clients": list(scores), "global_seen": {}, "global_seen_mean": None}))
+    mean = float(np.mean([*values.values()]))
+    changed(folder, personal=values, personal_mean=mean, clients=list(scores), global_seen={}, global_seen_mean=None)
     return folder
 
 
@@ -50,7 +49,7 @@ def shares(right: int, of: int, start: int = 0) -> np.ndarray:
     return values
 
 
-def test_printed_difference_lies_in_its_interval_with_unequal_clients(tmp_path: Path) -> None:
+def test_differences_lie_in_intervals_with_unequal_clients(tmp_path: Path) -> None:
     # 1000 questions of which the method wins a few, and 100 of which it loses many: means over clients say it loses.
     rewritten(make_run(tmp_path / "a", "fedavg"), {"large": shares(500, 1000), "small": shares(70, 100)})
     rewritten(make_run(tmp_path / "b", "fedp3"), {"large": shares(530, 1000), "small": shares(50, 100)})
@@ -109,7 +108,7 @@ def test_rows_in_another_order_for_each_seed_are_paired_by_name(tmp_path: Path) 
     assert not any("by position" in remark for remark in comparison.remarks)
 
 
-def test_older_folders_are_paired_by_position_where_nothing_reorders(tmp_path: Path) -> None:
+def test_older_folders_are_paired_by_position(tmp_path: Path) -> None:
     safe = compare(reordered_runs(tmp_path / "safe", 2, names=False, missing=False))
     assert personal(safe).signs is not None
     assert any("paired by position" in remark for remark in safe.remarks)
@@ -158,7 +157,7 @@ def test_means_over_other_places_are_not_tested(tmp_path: Path) -> None:
     assert comparison.refused["fedp3"]["fedavg"].startswith("the means are of other places (only one has z")
 
 
-def test_seeds_partly_without_names_are_stacked_only_where_known_names_agree(tmp_path: Path) -> None:
+def test_seeds_without_names_are_stacked_where_names_agree(tmp_path: Path) -> None:
     runs = [record_of(load(make_run(tmp_path / str(seed), "fedavg", seed)).runs[0]) for seed in range(3)]
     scores, names = np.arange(4.0), name_hashes("abcd")
     same = [Examples(scores, names), Examples(scores, None), Examples(scores, names)]

@@ -1,8 +1,8 @@
 """The contract notices broken methods: each breaks one promise and must be caught by that promise's check."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -13,9 +13,10 @@ from confed.algorithms.bicsl import BiCSL
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.messages import Message
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch
+from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import GlobalModel, Traits
 from confed.testing import ContractViolation, check_algorithm
@@ -143,6 +144,28 @@ class NeedsNothing(Algorithm):
         return "with own parts"
 
 
+def pick_known(message: Message, server: ServerState) -> Message:
+    return Message({name: tensor for name, tensor in message.tensors.items() if name in server.params})
+
+
+@dataclass(frozen=True)
+class SendsScores(Algorithm):
+    """Beside its values a client sends something that it has not received, of which there is no update."""
+
+    traits = Traits(neutral="-")
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        message = self.broadcast(server, cohort[0])
+        expects = {**message.tensors, "scores": torch.zeros(3)}
+        replies = yield [Call(client, "fit", message, expects=expects) for client in cohort]
+        return self.aggregate(server, (replace(r, message=pick_known(r.message, server)) for r in replies))
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        reply = super().fit(client, message)
+        return Message({**reply.tensors, "scores": torch.ones(3)}, reply.scalars)
+
+
 @pytest.mark.parametrize(
     ("method", "complaint"),
     [
@@ -158,6 +181,7 @@ class NeedsNothing(Algorithm):
             "one global model: scores .* with other values for what clients keep .* must be 'with own parts'",
         ),
         (NeedsNothing(), "one global model: said to need parts of the clients' own, it answers the same"),
+        (SendsScores(), "compressed updates arrive: .*'scores' has shape .* and nothing of that name was received"),
         (TellsMainWeights(), "aux sees mha.body.weight in send of client-0, which main sees as report in step"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",

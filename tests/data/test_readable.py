@@ -28,7 +28,8 @@ from confed.report.tables.paper import paper_table
 from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.results.summary import Summary
-from confed.runs.run import check_same_data, note_data, run
+from confed.runs.run import run
+from confed.runs.same_recipe import check_same_data, note_data
 from confed.system.events import Event, RunProgress
 
 PICTURES = 20

@@ -574,13 +574,13 @@ def test_prepare_with_a_classifier_continues_and_reads_its_own_predictions(
 
 
 def test_weights_that_are_none(tmp_path: Path):
-    with pytest.raises(ValueError, match="do not exist"):
+    with pytest.raises(ValueError, match="found none"):
         load_scene_classifier(tmp_path / "none")
     (tmp_path / "w.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"expected a safetensors file.*confed weights convert places365"):
+    with pytest.raises(ValueError, match="must be a complete safetensors file"):
         load_scene_classifier(tmp_path / "w.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
-    with pytest.raises(ValueError, match="name an architecture"):
+    with pytest.raises(ValueError, match=r"name an architecture.*confed weights convert places365"):
         load_scene_classifier(tmp_path / "w.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"architecture": "resnet18"})
     with pytest.raises(ValueError, match="tensors of a resnet18"):

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -168,9 +171,30 @@ def test_kinds_follow_from_what_captions_name():
     assert kind_of(["Two dogs and a car.", "a dog"]) == "animal"
     assert kind_of(["hot dog stand", "a pizza"]) == "food"
     assert kind_of(["something"]) == "other"
+    assert kind_of(["a car beside two dogs on a chair", "a dog"]) == "animal"
+    assert kind_of(["a chair, dogs and a car"]) == "furniture", "of equal ones the one named first"
     assert known_words(["a dog", "a dog, a cat"], 2) == ("a", "dog")
     with pytest.raises(ValueError, match="min_count"):
         known_words(["a"], 2)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_orders_do_not_depend_on_hashes(tmp_path: Path, hash_seed: str):
+    rows = [{"q": "what?", "label": "cat" if k % 3 else "dog", "img": "a.png", "hospital_id": k % 2, "team_id": k % 2,
+             "group_id": k % 2, "box_id": k % 2} for k in range(8)]  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    (tmp_path / "a.png").write_bytes(jpeg(9))
+    code = (
+        "import sys; from pathlib import Path; from confed.datasets.picture_captions import kind_of; "
+        "from confed.prepare.own_data import questions_in; print(kind_of(['a cup, a car, dogs and a chair'])); "
+        "print('; '.join(questions_in(Path(sys.argv[1])).saw[-3:]))"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    kind, saw = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert kind == "kitchen"
+    assert [name in saw for name in ("hospital_id", "'team_id'", "'group_id'", "'box_id'")] == [False, True, True, True]
+    assert saw.index("'team_id'") < saw.index("'group_id'") < saw.index("'box_id'")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import matrix_cases
 from confed.engines.executor import InProcess
 from confed.federation import equivalence
 from confed.federation.algorithm import Algorithm
-from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, WAYS, Row, hooks
+from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, RUN, WAYS, Row, hooks
 from confed.federation.frozen_features import FrozenFeatures
 from confed.federation.local import Local
 from matrix_cases import CASES, FIELDS, OVERRIDES, SGD, UNASKED, Outcome, Plain, apart, outcome, setup_of
 
-TABLES = {"local": LOCAL, "algorithm": OPTIONS, "hook": HOOKS}
+TABLES = {"local": LOCAL, "algorithm": OPTIONS, "run": RUN, "hook": HOOKS}
 RUNS: dict[str, Callable[..., Outcome]] = {
     "stacked": matrix_cases.stacked,
     "workers": matrix_cases.workers,
@@ -46,7 +46,7 @@ def without(algorithm: Algorithm, local: Local) -> Outcome:
 def reference(name: str) -> Outcome:
     """One by one; the case has an effect where anything of a round may depend on it, or its cells could not fail."""
     case = CASES[name]
-    found = outcome(setup_of(case.algorithm, case.local))
+    found = outcome(setup_of(case.algorithm, case.local, **case.run))
     effect = apart(found, without(*case.without))
     assert found.errors == {}
     if row_of(name).in_rounds:
@@ -64,7 +64,7 @@ def of_training(run: Outcome) -> dict[str, Any]:
 def compare(name: str, way: str, run: Callable[..., Outcome]) -> None:
     case, unbatchable_reason = CASES[name], reference(name)
     result = row_of(name).result(way, case.value)
-    given = setup_of(case.algorithm, case.local)
+    given = setup_of(case.algorithm, case.local, **case.run)
     if result == "refused":
         with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for .+, got 4: .+"):
             run(given)
@@ -122,12 +122,13 @@ def test_cell_on_ray(name: str, on_ray: dict[str, dict[str, float]]):
 def test_every_field_and_hook_has_a_row_and_a_case():
     assert set(LOCAL) == {field.name for field in fields(Local)} == set(FIELDS)
     assert set(OPTIONS) == {field.name for field in fields(Algorithm)} == set(matrix_cases.OPTIONS)
+    assert set(RUN) == set(matrix_cases.RUN)
     assert set(HOOKS) == set(hooks()) == {*OVERRIDES, *UNASKED}
     assert {*RUNS, "Ray", "resumed"} == set(WAYS)
 
 
 def test_every_cell_that_is_no_equality_has_a_reason():
-    for row in (*LOCAL.values(), *OPTIONS.values(), *HOOKS.values()):
+    for row in (*LOCAL.values(), *OPTIONS.values(), *RUN.values(), *HOOKS.values()):
         aside = row.stacks is not None or "one by one" in row.stacked or row.buffered == "refused"
         assert bool(row.reason) >= aside
 

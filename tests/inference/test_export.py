@@ -165,12 +165,9 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     root: Path = exports[0]
     with pytest.raises(ValueError, match=r"must be a folder that `confed export` wrote"):
         load_exported(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=r"what is shared does not answer without a client.s own parts; name one: there are",
-    ):
+    with pytest.raises(ValueError, match=r"shares no model that answers without a client.s own parts; name a client: "):
         load_exported(root / "adapters")
-    with pytest.raises(ValueError, match=r"holds no client 'mars'; there are "):
+    with pytest.raises(ValueError, match=r"no client is called 'mars'; there are "):
         load_exported(root / "lora", "mars")
     backbone = root / "prompt/backbone/model.safetensors"
     client = next((root / "prompt/clients").iterdir())
@@ -234,6 +231,7 @@ def test_damaged_facts_of_an_export_are_named(facts: object, message: str, tmp_p
 )
 def test_damaged_configuration_of_an_exported_model_is_named(config: object, message: str, tmp_path: Path):
     (tmp_path / "confed.json").write_text(json.dumps(PLAIN_FACTS))
+    (tmp_path / "recipe.toml").write_text(load_recipe(overrides=TINY).to_toml())
     (tmp_path / "global").mkdir()
     (tmp_path / "global/config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):

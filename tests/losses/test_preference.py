@@ -14,6 +14,7 @@ from confed.losses.preference import (
     sorted_preference,
 )
 from confed.losses.proximal import half_squared_distance
+from refusals import refuses
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
 TEACHER = torch.tensor([[1, 2, 0.5, -1], [0, 0, 2, 1]], dtype=torch.float64)
@@ -95,8 +96,7 @@ def test_random_scores_follow_their_generator():
     first, second = (forgotten(STUDENT, TEACHER, "random", torch.Generator().manual_seed(seed)) for seed in (1, 2))
     assert torch.equal(first, forgotten(STUDENT, TEACHER, "random", torch.Generator().manual_seed(1)))
     assert not torch.equal(first, second)
-    with pytest.raises(ValueError, match="needs a torch"):
-        forgotten(STUDENT, TEACHER, "random")
+    refuses("needs a torch", forgotten, STUDENT, TEACHER, "random")
 
 
 def test_gradient_is_numeric_and_reaches_only_the_student():
@@ -145,8 +145,7 @@ def test_single_precision_under_autocast():
     ],
 )
 def test_errors_name_what_is_wrong(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refuses(message, call)
 
 
 def test_half_squared_distance_and_its_gradient():

@@ -152,7 +152,7 @@ def test_values_in_another_unit_are_shown_and_tested_in_it(study: Path) -> None:
     assert found.equivalence is None  # a margin in points says nothing of places
 
 
-def test_evaluations_tracking_sweeps_and_tables_over_models_have_them(study: Path) -> None:
+def test_tracking_sweeps_and_tables_over_models_have_them(study: Path) -> None:
     folder, rank = study / "fedavg" / "seed-0", ranks(study)[0]
     found = evaluate(folder, models=["all"])
     means = {(mean["model"], mean.get("metric")): mean["mean"] for mean in found.means()}
@@ -209,7 +209,7 @@ def test_small_values_are_best_where_the_measure_says_so(study: Path) -> None:
         ('["top-5", "top-5"]', "run.measures must have different names, got top-5, top-5"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_computed_is_refused_before_the_first_round(chosen: str, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_computed_is_refused_early(chosen: str, message: str, tmp_path: Path) -> None:
     recipe = load_recipe("fedvqa_scenes", [*SMALL, f"run.measures={chosen}"])
     with pytest.raises(ValueError, match=message):
         run(recipe, tmp_path / "run")

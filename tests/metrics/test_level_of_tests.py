@@ -1,27 +1,18 @@
 """Tests that reports use find a difference in 5 % of cases where there is none, and their intervals cover 95 %."""
 
-import importlib.util
-import sys
 from itertools import product
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from confed.metrics.stratified import LEAST_EXAMPLES
+from repository import script_module
 
 
 @pytest.fixture(scope="module")
 def levels() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "level_of_tests.py"
-    spec = importlib.util.spec_from_file_location("level_of_tests", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["level_of_tests"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script_module("benchmarks/level_of_tests.py")
 
 
 def test_unequal_places_keep_the_level_of_sign_flips_only(levels: ModuleType) -> None:

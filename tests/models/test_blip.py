@@ -79,11 +79,6 @@ def test_published_sizes_have_adapters_in_36_blocks():
     assert sum(head.values()) == 768 * 768 + 768 + 2 * 768 + 30_524
 
 
-def test_prefixes_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match="prefix' does not work with Blip: its attention takes no keys"):
-        blip_mini(2, 60, pretrained=False, trainable="prefix")
-
-
 def test_dropout_is_that_of_the_recipe(saved: Path):
     rates = {m.p for m in blip(2, vocab_size=42, pretrained=saved, dropout=0.3).modules() if isinstance(m, nn.Dropout)}
     assert rates == {0.3}

@@ -1,6 +1,5 @@
 """Convolutions with averaged words: which inputs count, an independent pass, what learns, faults."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -68,16 +67,3 @@ def test_it_learns_what_is_in_pictures_and_questions():
         F.cross_entropy(model(inputs).logits, label).backward()
         optimizer.step()
     assert (model(inputs).logits.argmax(1) == label).float().mean() == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"answers": 0}, "answers must be at least 1, got 0"),
-        ({"image_size": 60}, "image_size must be a multiple of 16 with 4 convolutions, got 60"),
-        ({"channels": ()}, "channels must name at least one convolution, got none"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        cnn_words(**{"answers": 3, "vocab_size": 9, **options})

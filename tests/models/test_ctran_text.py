@@ -124,19 +124,7 @@ def test_what_learns_and_what_is_constant(tmp_path) -> None:
     assert isinstance(model.get_submodule(model.answer_head), torch.nn.Module)
 
 
-def test_texts_of_other_shapes_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"text must have shape \(1, at most 6\), got \(1, 7\)"):
-        _model()({"text": torch.ones(1, 7).long(), "text_mask": torch.ones(1, 7).long()})
-    with pytest.raises(ValueError, match="known must have shape"):
-        _model()(_batch() | {"known": torch.zeros(3, 2)})
-    for options, message in (
-        ({"attention_heads": 3}, "attention_heads must divide the width 8, got 3"),
-        ({"layers": 0}, "model.layers must be at least 1, got 0"),
-        ({"word_layers": -1}, "model.word_layers must not be negative, got -1"),
-        ({"learn_labels": True}, "needs model.embeddings"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            _model(**options)
+def test_embeddings_that_do_not_fit_are_refused(tmp_path) -> None:
     save_label_embeddings(LabelEmbeddings(LABELS, torch.randn(3, 4), torch.ones(4), torch.zeros(4)), tmp_path / "e")
     with pytest.raises(ValueError, match="must have the model's 8 features, got 4"):
         _model(embeddings=tmp_path / "e")

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from command_line import Patch
+from confed.federation.specs import model_spec
 from confed.federation.stages import frozen_stages
 from confed.inference.export import export
 from confed.inference.finished_run import FinishedRun
@@ -112,6 +113,52 @@ def test_normalisation_keeps_its_statistics_when_all_learns(batch: dict[str, tor
 def test_towers_that_cannot_be_read_are_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encoders(3, 20, **options)
+
+
+@pytest.mark.parametrize("fusion", ["linear", "labels"])
+def test_vectors_of_labels_stay_or_start_learning(fusion: str, batch: dict[str, torch.Tensor]) -> None:
+    def build(**options: Any) -> Encoders:
+        return encoders(3, 20, vision="tiny:resnet", fusion=fusion, labels="random", width=32, **options)
+
+    fixed, learning = build(), build(labels_learn=True)
+    name = "classifier.vectors" if fusion == "linear" else "tokens.labels"
+    assert name in fixed.frozen
+    assert name in dict(learning.named_parameters())
+    assert name not in learning.frozen
+    assert torch.equal(fixed.state_dict()[name], learning.state_dict()[name])
+    assert torch.equal(fixed(batch).logits, learning(batch).logits)
+    for model in (fixed, learning):
+        optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], 0.1)
+        F.cross_entropy(model(batch).logits, batch["label"]).backward()
+        optimizer.step()
+        moved = not torch.equal(model.state_dict()[name], build().state_dict()[name])
+        assert moved == (model is learning)
+
+
+def test_label_tokens_read_the_cells_and_what_is_known(batch: dict[str, torch.Tensor]) -> None:
+    model = encoders(4, 20, vision="tiny:resnet", fusion="labels", width=32, layers=2).eval()
+    unknown = model(batch).logits
+    states = torch.tensor([[-1, -1, -1, 1], [-1, -1, -1, -1]])
+    told = model(batch | {"known": states}).logits
+    assert not torch.allclose(told[0], unknown[0])
+    torch.testing.assert_close(told[1], unknown[1])
+    changed = batch["image"].clone()
+    changed[:, :, :8, :8] = 255 - changed[:, :, :8, :8]
+    assert not torch.allclose(model(batch | {"image": changed}).logits, unknown)
+    assert model_spec(model).reads_states
+    assert not model_spec(encoders(4, 20, vision="tiny:resnet")).reads_states
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fusion": "labels", "text": "tiny:bert"}, "it needs no model.text"),
+        ({"labels_learn": True}, "model.labels_learn is about vectors: it needs model.labels"),
+    ],
+)
+def test_options_that_contradict_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoders(3, 20, vision="tiny:resnet", **options)
 
 
 def test_a_run_keeps_what_frozen_towers_say_and_exports(tmp_path: Path) -> None:

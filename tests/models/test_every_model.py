@@ -1,6 +1,7 @@
 """What holds of every small model: values from the seed, rows on their own, parts of a pass, what learns, refusals."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -103,6 +104,112 @@ def test_it_says_which_input_is_missing(name: str) -> None:
     for key in set(batch) - {"answer_tokens"}:
         with pytest.raises(ValueError, match=f"needs the key '{key}', got "):
             build(name)({other: value for other, value in batch.items() if other != key})
+
+
+REFUSED_BATCHES: list[tuple[str, dict[str, Tensor | None], str]] = [
+    ("vilt_tiny", {"image": torch.zeros(3, 3, 48, 64)}, "image must have shape (B, 3, 64, 64), got (3, 3, 48, 64)"),
+    ("vilt_tiny", {"text": torch.zeros(3, 17)}, "text must have shape (3, at most 16), got (3, 17)"),
+    ("vilt_tiny", {"text_mask": torch.ones(3, 3)}, "text_mask must have the shape of text (3, 9), got (3, 3)"),
+    ("vit_mini", {"image": torch.zeros(4, 3, 32, 32)}, "image must have shape (B, 3, 64, 64), got (4, 3, 32, 32)"),
+    ("albef_mini", {"image": torch.zeros(3, 3, 8, 8)}, "image must have shape (B, 3, 64, 64), got (3, 3, 8, 8)"),
+    ("albef_mini", {"text": torch.zeros(3, 17)}, "text must have shape (3, at most 16), got (3, 17)"),
+    ("albef_mini", {"text_mask": torch.ones(3, 4)}, "text_mask must have the shape of text"),
+    ("albef_mini", {"answer_tokens": torch.zeros(3, 1)}, "answer_tokens must have shape (3, at least 2)"),
+    ("albef_mini", {"answer_tokens": None}, "got none: task.name must be 'generation'"),
+    ("ctran_mini", {"known": torch.zeros(3, 4)}, "known must have shape (3, 7), got (3, 4)"),
+    ("ctran_mini", {"image": torch.zeros(3, 3, 32, 32)}, "image must have shape"),
+    ("ctran_text_mini", {"text": torch.ones(3, 33)}, "text must have shape (3, at most 32), got (3, 33)"),
+    ("ctran_text_mini", {"known": torch.zeros(3, 2)}, "known must have shape"),
+    ("mmnas_s_mini", {"regions": torch.ones(3, 6, 32)}, "regions must have shape (B, R, 64), got (3, 6, 32)"),
+    ("mmnas_s_mini", {"text": torch.zeros(3, 15)}, "text must have shape (3, at most 14), got (3, 15)"),
+    ("mmnas_s_mini", {"text_mask": torch.ones(3, 8)}, "text_mask must have the shape of text (3, 9), got (3, 8)"),
+    ("mmnas_s_mini", {"boxes": torch.zeros(3, 6, 5)}, "boxes must have shape (3, 6, 4), got (3, 6, 5)"),
+]
+"""Model, what of its batch is changed (None: taken away), message."""
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED_BATCHES)
+def test_batches_that_do_not_fit_are_refused(name: str, changes: dict[str, Tensor | None], message: str) -> None:
+    changed = {key: value.long() if key == "text" and value is not None else value for key, value in changes.items()}
+    batch = {key: value for key, value in (batch_of(name) | changed).items() if value is not None}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(name)(batch)
+
+
+HF, CLIP = {"source": "tiny:llava"}, {"source": "tiny:clip", "answers": ("a dog", "a cat")}
+REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("vilt_tiny", {"trainable": "some"}, "trainable must be one of all, top, head"),
+    ("vilt_tiny", {"answers": 0}, "answers must be at least 1, got 0"),
+    ("vilt_tiny", {"heads": ("boxes",)}, "heads must be among nlvr2, entailment, choice, got 'boxes'"),
+    ("vit_mini", {"trainable": "prefix"}, "'prefix' does not work with Vit"),
+    ("vit_mini", {"answers": 0}, "answers must be at least 1, got 0"),
+    ("albef_mini", {"k": 0}, "k must be at least 1, got 0"),
+    ("blip_mini", {"trainable": "prefix"}, "prefix' does not work with Blip: its attention takes no keys"),
+    ("cnn_words", {"answers": 0}, "answers must be at least 1, got 0"),
+    ("cnn_words", {"image_size": 60}, "image_size must be a multiple of 16 with 4 convolutions, got 60"),
+    ("cnn_words", {"channels": ()}, "channels must name at least one convolution, got none"),
+    ("cnn_words", {"trainable": "adapters"}, "model.trainable must be one of all, head, got 'adapters'"),
+    ("ctran_mini", {"swap_states": True}, "model.swap_states is about a file"),
+    ("ctran_mini", {"learn_labels": True}, "model.learn_labels is about a file"),
+    ("ctran_mini", {"norm": "layer"}, "model.norm must be one of batch, frozen, group, got 'layer'"),
+    ("ctran_mini", {"norm": "frozen"}, "needs pretrained weights"),
+    ("ctran", {"attention_heads": 5}, "must divide the width 512, got 5"),
+    ("resnet_multilabel_mini", {"answers": 0}, "answers must be at least 1"),
+    ("ctran_text_mini", {"attention_heads": 3}, "attention_heads must divide the width 64, got 3"),
+    ("ctran_text_mini", {"layers": 0}, "model.layers must be at least 1, got 0"),
+    ("ctran_text_mini", {"word_layers": -1}, "model.word_layers must not be negative, got -1"),
+    ("ctran_text_mini", {"learn_labels": True}, "needs model.embeddings"),
+    ("butd_mini", {"answers": ()}, "answers must be at least 1, got 0"),
+    ("butd_mini", {"glove": "vectors.txt"}, "model.glove needs the words of the 60 token ids, got 0 words"),
+    ("mmnas_large", {"head_width": 100}, "model.head_width must divide the width 1024, got 100"),
+    ("mmnas_large", {"picture_side": -1}, "model.picture_side must not be negative, got -1"),
+    ("mmfed_mini", {"modalities": ("smell",)}, "model.modalities must name some of"),
+    ("mmfed_mini", {"answers": 0}, "answers must be at least 1, got 0"),
+    ("mmfed_mini", {"attention_heads": 5}, "model.attention_heads must divide the width 48, got 5"),
+    ("modal_transformer_mini", {"modalities": ()}, "image, text, audio, series, each once; got none"),
+    ("modal_transformer_mini", {"modalities": ("touch",)}, "got 'touch'"),
+    ("modal_transformer_mini", {"modalities": ("series",)}, "the series' channels must be at least 1, got 0"),
+    ("modal_transformer_mini", {"patch": 5}, "model.patch must divide the pictures' sides 28 x 28, got 5"),
+    ("modal_transformer_mini", {"sound": "mp3"}, "model.sound must be one of log_mel, waveform, got 'mp3'"),
+    ("modal_transformer_mini", {"word_vectors": "glove"}, "must be one of learned, frozen, got 'glove'"),
+    ("modal_transformer_mini", {"vector": "none"}, "model.vector must be one of learned, one_hot, got 'none'"),
+    ("modal_transformer_mini", {"vector": "one_hot", "vector_width": 3}, "at least 4 for 'one_hot' vectors"),
+    ("modal_transformer_mini", {"vector_width": 64}, "less than model.width, got 64 of 64"),
+    ("modal_transformer_mini", {"attention_heads": 5}, "model.attention_heads must divide the width 64, got 5"),
+    ("modal_transformer_mini", {"answers": 0}, "answers must be at least 1, got 0"),
+    ("modal_transformer_mini", {"max_length": 0}, "model.max_length must be at least 1, got 0"),
+    ("modal_transformer_mini", {"audio_seconds": 0.0}, "model.audio_seconds"),
+    ("modal_transformer_mini", {"layers": 0}, "model.layers must be at least 1, got 0"),
+    ("modal_transformer_mini", {"block": "postnorm"}, "model.block must be one of magneto, prenorm, got 'postnorm'"),
+    ("modal_transformer_mini", {"magneto_init": "bert"}, "model.magneto_init must be one of torchscale, paper"),
+    ("clip", {**CLIP, "answers": 3}, "reads the names of classes, got only their number, 3"),
+    ("clip", {**CLIP, "answers": ("a dog", "")}, "class names must not be empty, got 'a dog', ''"),
+    ("clip", {**CLIP, "answers": ("a_dog", "a dog")}, "got 'a dog' twice"),
+    ("clip", {**CLIP, "answers": ("dog", "x" * 80)}, "reads at most 64 tokens"),
+    ("clip", {**CLIP, "template": "a photo"}, "must have {} once"),
+    ("clip", {**CLIP, "context": 0}, "at least 1 vector, got 0"),
+    ("clip", {**CLIP, "context": " "}, "must be words, or a number of vectors"),
+    ("clip", {**CLIP, "head": "linear"}, "has no effect with model.head = 'linear'"),
+    ("clip", {**CLIP, "head": "attention"}, "has no effect with model.head = 'attention'"),
+    ("clip", {**CLIP, "head": "cosine"}, "must be one of text, linear, attention, adapter, got 'cosine'"),
+    ("clip", {**CLIP, "source": "tiny:nothing"}, "there are tiny:clip, tiny:siglip"),
+    ("clip", {**CLIP, "source": "nowhere"}, "there is no folder 'nowhere'"),
+    ("hf", {"source": "tiny:nothing"}, "there are tiny:idefics3"),
+    ("hf", {"source": "./not/there"}, "there is no folder './not/there'"),
+    ("hf", {**HF, "parts": ("tail",)}, "model.parts must be of language, connector, vision, got tail"),
+    ("hf", {**HF, "base": "fp8"}, "model.base must be one of fp32, bf16, int8, nf4, got 'fp8'"),
+    ("hf", {**HF, "trainable": "prefix"}, "'prefix' does not work with HuggingFaceVLM"),
+    ("hf", {**HF, "trainable": "prompt", "parts": ("vision",)}, "'prompt' does not work with HuggingFaceVLM"),
+    ("hf", {**HF, "attention": "flash"}, "model.attention must be one of exact, fast, got"),
+]
+"""Model, options, message."""
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED_OPTIONS)
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    usual = {"answers": ANSWERS, "vocab_size": VOCABULARY, **MODELS.get(name, ((), {}))[1]}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_model(name, **usual | options)
 
 
 @pytest.mark.parametrize("name", MODELS)

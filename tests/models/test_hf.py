@@ -296,29 +296,6 @@ def test_processed_pictures_are_kept_up_to_a_budget() -> None:
         assert torch.equal(value, again[key])
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"source": "tiny:nothing"}, "there are tiny:idefics3"),
-    "folder": ({"source": "./not/there"}, "there is no folder './not/there'"),
-    "part": (
-        {"source": "tiny:llava", "parts": ("tail",)},
-        "model.parts must be of language, connector, vision, got tail",
-    ),
-    "base": ({"source": "tiny:llava", "base": "fp8"}, "model.base must be one of fp32, bf16, int8, nf4, got 'fp8'"),
-    "prefix": ({"source": "tiny:llava", "trainable": "prefix"}, "'prefix' does not work with HuggingFaceVLM"),
-    "prompt": (
-        {"source": "tiny:llava", "trainable": "prompt", "parts": ("vision",)},
-        "'prompt' does not work with HuggingFaceVLM",
-    ),
-    "attention": ({"source": "tiny:llava", "attention": "flash"}, "model.attention must be one of exact, fast, got"),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
-def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        create_model("hf", answers=3, vocab_size=0, **options)
-
-
 def test_a_folder_without_processor_and_one_without_template_are_refused(tmp_path: Path) -> None:
     body, processor = tiny("llava")
     body.save_pretrained(tmp_path)  # type: ignore[operator]

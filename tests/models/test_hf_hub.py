@@ -15,9 +15,8 @@ from confed.models.hf import _processor
 from confed.models.hf.tiny import tiny
 from confed.models.hub_names import commit_of
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.runs.cohorts import pinned
 from confed.runs.run import prepare, run
-from confed.runs.same_recipe import differing_settings
+from confed.runs.same_recipe import differing_settings, pinned
 
 NAME, OLD, NEW = "someone/some-vlm", "a" * 40, "b" * 40
 SMALL = (

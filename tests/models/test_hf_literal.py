@@ -7,8 +7,7 @@ import torch
 
 from confed.data.chat import Conversation, Said, asked
 from confed.models.hf import _processor
-from confed.models.hf.placeholder import LiteralEncoder
-from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.prompts import ChatTokenizer, LiteralEncoder
 from confed.models.hf.tiny import SPECIAL, tiny
 from confed.tasks.chat import Chat
 from vlm_families import HERE

@@ -135,7 +135,7 @@ FAULTS = {
     "top": ({"base": "int8", "trainable": "top"}, "model.base = 'int8' holds weights that cannot learn; set"),
     "bias": (
         {"base": "nf4", "trainable": "bias"},
-        "model.trainable = 'bias' finds nothing to learn in 'tiny:idefics3'",
+        "model.trainable finds nothing to learn in model.parts = ['language']",
     ),
 }
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from confed.models import create_model
-from confed.models.modal_module import Encoder, magneto_gain
+from confed.models.modal_transformer import Encoder, magneto_gain
 from confed.models.pretrained import seeded
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
@@ -120,17 +119,3 @@ def test_later_tokens_change_nothing_in_causal_attention() -> None:
     changed[:, 4:] = 9.0
     torch.testing.assert_close(model(x, None, True)[:, :4], model(changed, None, True)[:, :4])
     assert not torch.allclose(model(x)[:, :4], model(changed)[:, :4])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 0}, r"model\.layers must be at least 1, got 0"),
-        ({"attention_heads": 3}, r"model\.attention_heads must divide the width 64, got 3"),
-        ({"block": "postnorm"}, r"model\.block must be one of magneto, prenorm, got 'postnorm'"),
-        ({"magneto_init": "bert"}, r"model\.magneto_init must be one of torchscale, paper, got 'bert'"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_model("modal_transformer_mini", answers=2, vocab_size=9, **options)

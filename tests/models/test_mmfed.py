@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from confed.federation.params import named_tensors
 from confed.federation.structure import feature_width, reads_absent
 from confed.models import create_model, create_tokenizer
-from confed.models.mmfed import CoAttentionNetwork, mmfed_mini, mmfed_tiny
+from confed.models.mmfed import CoAttentionNetwork, mmfed_tiny
 from modal_batches import ALL, modal_batch, only
 
 SUBSETS = [names for size in range(1, 5) for names in combinations(ALL, size)]
@@ -89,15 +89,3 @@ def test_by_name_and_about_as_large_as_the_transformer() -> None:
         for name in ("mmfed_mini", "modal_transformer_mini")
     ]
     assert 0.5 < sizes[0] / sizes[1] < 2
-
-
-def test_batches_and_options_that_do_not_fit_are_refused() -> None:
-    batch = modal_batch()
-    with pytest.raises(ValueError, match="at least one of image, text, got audio, audio_length, label"):
-        _model(modalities=("image", "text"))(only(batch, "audio"))
-    with pytest.raises(ValueError, match=r"model\.modalities must name some of"):
-        _model(modalities=("smell",))
-    with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
-        mmfed_mini(0, 20)
-    with pytest.raises(ValueError, match=r"model\.attention_heads must divide the width 48, got 5"):
-        mmfed_mini(5, 20, attention_heads=5)

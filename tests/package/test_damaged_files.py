@@ -60,7 +60,10 @@ from confed.system.events import (
 )
 from confed.system.plain_text import cell_text, visible
 from damaged_json import DEEP, OTHER
+from refusals import refuses
 from repository import ROOT
+
+DRAWS = True
 
 
 def _checkpoints(root: Path) -> Checkpoints:
@@ -148,8 +151,7 @@ def _with_header(header: str) -> bytes:
 
 @pytest.mark.parametrize("scalars", ["3", "[1]", DEEP, "x", '"x"'])
 def test_bytes_of_another_form_are_no_message(scalars: str) -> None:
-    with pytest.raises(ValueError, match=r"message|dictionary"):
-        decode(_with_header(json.dumps({"__metadata__": {"scalars": scalars}})))
+    refuses(r"message|dictionary", decode, _with_header(json.dumps({"__metadata__": {"scalars": scalars}})))
     with pytest.raises(ValueError):  # noqa: PT011 - which of the two sentences depends on the header
         decode(_with_header(DEEP))
     assert decode(encode(Message({}, {"a": 1.0}))).scalars == {"a": 1.0}
@@ -165,8 +167,7 @@ def test_indexes_cards_and_recipes_of_another_form(content: str, tmp_path: Path)
             read(tmp_path)
         except ValueError as error:
             assert str(tmp_path) in str(error)  # noqa: PT017 - some of these contents are good enough for some readers
-    with pytest.raises(ValueError, match="card"):
-        read_card(tmp_path / "card.json")
+    refuses("card", read_card, tmp_path / "card.json")
     with pytest.raises(ValueError):  # noqa: PT011 - which of the two sentences depends on the header
         load_recipe(tmp_path / "recipe.toml")
 
@@ -174,12 +175,10 @@ def test_indexes_cards_and_recipes_of_another_form(content: str, tmp_path: Path)
 @pytest.mark.parametrize("line", ["3", "null", "{}", '{"secret": 1, "asked": 2}', '{"noise": "x", "round": 1}', DEEP])
 def test_a_book_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "privacy.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=r"privacy\.jsonl is damaged"):
-        Journal(tmp_path, "x")
+    refuses(r"privacy\.jsonl is damaged", Journal, tmp_path, "x")
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     if line[0] != "{":
-        with pytest.raises(ValueError, match=r"metrics\.jsonl|object in every line"):
-            read_jsonl(tmp_path / "metrics.jsonl")
+        refuses(r"metrics\.jsonl|object in every line", read_jsonl, tmp_path / "metrics.jsonl")
 
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -231,16 +230,14 @@ def test_a_damaged_line_of_a_book_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match=r"evaluations\.jsonl is damaged"):
         EvaluationRecord(tmp_path, "r", EvaluationPolicy(), Journal(tmp_path, "r"), None)
     (tmp_path / "used.jsonl").write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"used\.jsonl is damaged"):
-        Journal(tmp_path, "r")
+    refuses(r"used\.jsonl is damaged", Journal, tmp_path, "r")
 
 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf"), -1.0, 1e300, 1e-300, 2**400, "2", True, None])
 def test_noise_that_is_none_makes_no_update_look_cheap(tmp_path: Path, noise: object) -> None:
     line = {"run": "r", "round": 1, "action": "fit", "noise": noise}
     (tmp_path / "privacy.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match=r"privacy\.jsonl is damaged: noise must be a noise multiplier"):
-        Journal(tmp_path, "r")
+    refuses(r"privacy\.jsonl is damaged: noise must be a noise multiplier", Journal, tmp_path, "r")
 
 
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -275,8 +272,7 @@ def test_a_run_folder_with_a_damaged_file_is_refused_in_a_line(tmp_path: Path, n
     (tmp_path / "recipe.toml").write_text("")
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=r"has a damaged summary|metrics\.jsonl: "):
-        load(tmp_path)
+    refuses(r"has a damaged summary|metrics\.jsonl: ", load, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "recipe.toml"])
@@ -291,8 +287,7 @@ def test_arrays_with_a_damaged_header_or_packing_are_refused(tmp_path: Path) -> 
     file = tmp_path / "a.npy"
     np.save(file, np.ones(3))
     file.write_bytes(file.read_bytes().replace(b"(3,)", b"((((", 1))
-    with pytest.raises(ValueError, match="NumPy's format"):
-        load_npy(file)
+    refuses("NumPy's format", load_npy, file)
     packed = tmp_path / "a.npz"
     np.savez_compressed(packed, a=np.arange(100))
     with zipfile.ZipFile(packed) as archive:
@@ -300,8 +295,7 @@ def test_arrays_with_a_damaged_header_or_packing_are_refused(tmp_path: Path) -> 
     data = bytearray(packed.read_bytes())
     data[begin : begin + 40] = b"\xff" * 40
     packed.write_bytes(data)
-    with pytest.raises(ValueError, match=r"complete \.npz"):
-        load_npz(packed, ["a"])
+    refuses(r"complete \.npz", load_npz, packed, ["a"])
 
 
 @pytest.mark.parametrize("change", [{"shape": [3.0, 2, 4]}, {"data_offsets": []}, {"data_offsets": [0, "9"]}])
@@ -315,8 +309,7 @@ def test_region_features_with_a_strange_header_are_refused(tmp_path: Path, chang
     header["features"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
-    with pytest.raises(ValueError, match="must be a safetensors file of region features"):
-        StoredRegions(file)
+    refuses("must be a safetensors file of region features", StoredRegions, file)
 
 
 @pytest.mark.parametrize("value", ["x" * 140_000, "x" * 300])

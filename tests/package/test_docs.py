@@ -12,7 +12,7 @@ import pytest
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.registry import ALLOWED, algorithms
 from confed.testing import check_algorithm
-from repository import ROOT
+from repository import ROOT, script_module
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -139,3 +139,7 @@ def test_the_page_on_federations_names_every_method() -> None:
     text = (ROOT / "docs" / "federation.md").read_text()
     told = text.partition("The methods that pass it")[2].partition(".\n\n")[0]
     assert sorted(re.findall(r"`(\w+)`", told)) == sorted(algorithms.names())
+
+
+def test_the_page_on_ways_of_execution_is_current() -> None:
+    assert script_module("docs/make_equivalence.py").check(), "run python docs/make_equivalence.py"

@@ -1,15 +1,14 @@
 """Verdicts on claims: the four words by gates, seeds and tests, and cells that sentences quote."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from repository import ROOT
+from refusals import refuses
+from repository import script_module
 
 HEAD = "reference,measure,method,seeds,value (%),difference (points),over seeds low (points),over seeds high (points)"
 COMPARE = f"""{HEAD},over seeds p
@@ -27,15 +26,8 @@ EVIDENCE: Mapping[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_claims", ROOT / "docs" / "make_claims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_claims"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_claims"]
+def script() -> ModuleType:
+    return script_module("docs/make_claims.py")
 
 
 @pytest.fixture
@@ -82,8 +74,7 @@ def test_values_by_seed_give_the_difference_that_seeds_can_show(script: ModuleTy
 
 
 def test_a_row_that_is_not_there_is_named(script: ModuleType, folder: Path) -> None:
-    with pytest.raises(ValueError, match="t, own: no row 'X'; there are A, B"):
-        script.measured(folder, {**EVIDENCE, "row": "X"})
+    refuses("t, own: no row 'X'; there are A, B", script.measured, folder, {**EVIDENCE, "row": "X"})
 
 
 def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: Path) -> None:
@@ -94,8 +85,7 @@ def test_sentences_follow_the_files_that_they_quote(script: ModuleType, folder: 
     )
     (folder / "t_compare.csv").write_text(COMPARE.replace("70.1,0.1,", "70.1,-0.3,"), encoding="utf-8")
     assert "[−0.3](" in script.quoted(f"[+0.1](t_compare.csv {title})", page)
-    with pytest.raises(ValueError, match="0 rows with 'method=Z'"):
-        script.quoted('[1](t_compare.csv "difference: method=Z")', page)
+    refuses("0 rows with 'method=Z'", script.quoted, '[1](t_compare.csv "difference: method=Z")', page)
 
 
 def test_claims_and_quotes_are_those_of_registry_and_files(script: ModuleType) -> None:

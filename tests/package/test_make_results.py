@@ -1,9 +1,6 @@
 """Results files of the documentation's tables: the script that makes them of CSV files, and the files themselves."""
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +8,8 @@ import pytest
 
 from confed.metrics.statistics import mean
 from confed.studies.published_sources import read_published
-from repository import ROOT
+from refusals import refuses
+from repository import ROOT, script_module
 
 SEEDS = """measure,method,row,seed,place,value (%)
 personal on own data,FedAvg,fedavg,0,,81.23456789
@@ -34,15 +32,8 @@ Local only,0,78,0.5,,
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_results"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_results"]
+def script() -> ModuleType:
+    return script_module("docs/make_results.py")
 
 
 @pytest.fixture
@@ -105,12 +96,10 @@ def test_file_is_read_as_a_published_row(script: ModuleType, folder: Path) -> No
 
 def test_faults_of_files_and_commands_are_said(script: ModuleType, folder: Path) -> None:
     (folder / "new_table.csv").write_text(TABLE)
-    with pytest.raises(ValueError, match=r"new_table\.csv: no command in docs/results/commands\.toml"):
-        script.made(folder)
+    refuses(r"new_table\.csv: no command in docs/results/commands\.toml", script.made, folder)
     (folder / "new_table.csv").unlink()
     (folder / "other_table.csv").write_text(TABLE.replace("FedAvg", "FedNothing"))
-    with pytest.raises(ValueError, match="is called 'FedNothing'"):
-        script.made(folder)
+    refuses("is called 'FedNothing'", script.made, folder)
 
 
 def test_what_a_file_says_otherwise_is_told_but_not_what_is_new(script: ModuleType, folder: Path) -> None:

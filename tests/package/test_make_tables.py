@@ -1,14 +1,12 @@
 """Tables of the results pages: the script that makes them from CSV files, and the pages themselves."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator
+import csv
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from repository import ROOT
+from repository import ROOT, script_module
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("results*.md")), *sorted((DOCS / "results").glob("*.md"))]
@@ -27,15 +25,8 @@ SEEDS = "method,seed,a (%)\nFedAvg,0,1\nFedAvg,1,3\nLocal,0,2\n"
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_tables", DOCS / "make_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_tables"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_tables"]
+def script() -> ModuleType:
+    return script_module("docs/make_tables.py")
 
 
 @pytest.fixture
@@ -127,3 +118,21 @@ def test_tables_are_those_of_their_csv(script: ModuleType, page: Path) -> None:
 @pytest.mark.parametrize("page", sorted(DOCS.glob("results*.md")), ids=lambda page: page.stem)
 def test_a_page_per_paper_is_short(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 150, "details belong into docs/results"
+
+
+def test_every_interval_holds_its_difference() -> None:
+    """An interval of another quantity (questions pooled where means over clients are printed) need not hold it."""
+    checked = 0
+    for path in sorted((DOCS / "results").glob("*compare*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                difference = next((float(row[c]) for c in row if c.startswith("difference") and row[c]), float("nan"))
+                for kind in ("over seeds", "over examples"):
+                    ends = (f"{kind} low", f"{kind} high")
+                    low, high = (next((row[c] for c in row if c.startswith(end)), "") for end in ends)
+                    if low:
+                        checked += 1
+                        assert float(low) - 1e-6 <= difference <= float(high) + 1e-6, (path.name, row)
+                    if p := row.get(f"{kind} p"):
+                        assert float(p) >= float(row[f"{kind} p uncorrected"]), (path.name, row)
+    assert checked > 2000

@@ -22,6 +22,7 @@ from confed.models.hf.prompts import read_processor
 from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
 from confed.prepare.checkpoints import convert_model
+from refusals import refuses
 from repository import ROOT
 from source_trees import nodes_of
 
@@ -135,15 +136,13 @@ def test_a_run_opens_no_pickle_and_says_how_to_convert(pickled: Path, monkeypatc
             lambda: clip(["a", "b"], source=str(pickled)), lambda: hf(["a"], 0, source=str(pickled)),
             lambda: clip_text_encoder(pickled),
         ):  # fmt: skip
-            with pytest.raises(ValueError, match=r"pytorch_model\.bin.*confed weights convert model"):
-                read()
+            refuses(r"pytorch_model\.bin.*confed weights convert model", read)
     facts = convert_model(pickled, pickled.parent / "safe")
     body = published(ViTModel, pickled.parent / "safe", 0)
     weights = torch.load(pickled / "pytorch_model.bin", weights_only=True)
     assert facts["tensors"] == len(weights)
     assert all(torch.equal(body.state_dict()[name], tensor) for name, tensor in weights.items())
-    with pytest.raises(ValueError, match="exists already"):
-        convert_model(pickled, pickled.parent / "safe")
+    refuses("exists already", convert_model, pickled, pickled.parent / "safe")
 
 
 def test_parts_of_weights_are_put_together(pickled: Path, tmp_path: Path) -> None:
@@ -158,8 +157,7 @@ def test_parts_of_weights_are_put_together(pickled: Path, tmp_path: Path) -> Non
     assert load_file(tmp_path / "safe" / "model.safetensors").keys() == weights.keys()
     for content in ({"weight_map": {"w": "../a.bin"}}, {"weight_map": 3}, {}, []):
         index.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="index"):
-            convert_model(pickled, tmp_path / "other")
+        refuses("index", convert_model, pickled, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -172,13 +170,11 @@ def test_a_malicious_pickle_is_a_line(content: Any, pickled: Path, capfd: pytest
         assert stop.value.code == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("error: ")
-    with pytest.raises(ValueError, match="confed weights convert model"):
-        published(ViTModel, pickled, 0)
+    refuses("confed weights convert model", published, ViTModel, pickled, 0)
     assert not (pickled.parent / "trace").exists()
     assert not (pickled.parent / "safe").exists()
 
 
 def test_an_adapter_of_another_model_is_not_followed(pickled: Path) -> None:
     (pickled / "adapter_config.json").write_text('{"base_model_name_or_path": "/etc"}')
-    with pytest.raises(ValueError, match="holds an adapter of another model"):
-        published(ViTModel, pickled, 0)
+    refuses("holds an adapter of another model", published, ViTModel, pickled, 0)

@@ -1,6 +1,5 @@
 """The notebooks run from top to bottom, and hold outputs that name no machine."""
 
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repository import ROOT
+from repository import ROOT, script_module
 
 nbformat: Any = pytest.importorskip("nbformat", reason="the extra dev brings nbclient and ipykernel")
 pytest.importorskip("nbclient")
@@ -42,12 +41,7 @@ def with_fewer(notebook: Path, folder: Path) -> Path:
 
 
 def executed(notebook: Path, folder: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "docs" / "run_notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.executed(notebook, str(folder))
+    return script_module("docs/run_notebooks.py").executed(notebook, str(folder))
 
 
 def errors(content: Any) -> list[str]:

@@ -19,9 +19,9 @@ from confed import registry
 from confed.federation.algorithm import Algorithm
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.registry import datasets
+from repository import ROOT, script_module
 from source_trees import dotted, imports_of, nodes_of
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "confed"
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -84,6 +84,25 @@ TRANSPORTS = {
 
 # An environment may lack it; its tests are skipped then.
 OPTIONAL = {"nvflare", "ray"}
+
+# Words that mean something else as well, and where.
+OTHER_MEANINGS = {
+    "local": None,  # the section of a recipe
+    "robust": None,  # the protection of every method
+    "central": {"report/report.py"},  # an entry of the glossary
+}
+NAMED = {
+    ("testing/steadiness.py", "confed.algorithms.fedavg"),  # the contract compares every method with FedAvg
+    ("recipes/recipe.py", "fedavg"),  # the default of a recipe made of objects
+    # These write the rows of a recipe.
+    ("prepare/recipe_draft.py", "fedavg"),
+    ("prepare/recipe_draft.py", "fedavg_ft"),
+    ("cli/model_trial.py", "fedavg"),
+    ("prepare/recipe_draft.py", "central"),
+    ("studies/gates.py", "central"),
+    ("release/gains.py", "central"),  # the bound of pooled data
+}
+"""Methods that are named outside ``algorithms/``, where others ask for their traits."""
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_NAMES = {"torch.load", "torch.save", "torch.manual_seed", "np.random.seed", "numpy.random.seed"}
@@ -157,6 +176,27 @@ def test_packages_import_what_their_layer_may() -> None:
                 assert other == mine or other in MAY_IMPORT[mine], f"{path.relative_to(ROOT)} imports {name}"
 
 
+def expanded(cell: str) -> set[str]:
+    """The packages of "layers 1–3 but losses; runs, tasks" (layers count from 1)."""
+    packages: set[str] = set()
+    for part in cell.split(";"):
+        among = re.fullmatch(r"layers 1–(\d)(?: but ([\w, ]+))?", part.strip())
+        if among is None:
+            packages |= set(re.findall(r"\w+", part))
+        else:
+            packages |= {name for names in LAYERS[: int(among[1])] for name in names}
+            packages -= set(re.findall(r"\w+", among[2] or ""))
+    return packages
+
+
+def test_the_page_on_the_architecture_has_this_table_and_picture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE)
+    assert {name: int(layer) for layer, name, _ in rows} == {name: layer + 1 for name, layer in LAYER.items()}
+    assert {name: expanded(cell) for _, name, cell in rows} == MAY_IMPORT
+    assert script_module("docs/draw_architecture.py").check(), "run python docs/draw_architecture.py"
+
+
 def test_only_transports_import_flower_flare_and_ray() -> None:
     for path in FILES:
         for name in imports_of(path):
@@ -182,6 +222,20 @@ def test_no_method_extends_another() -> None:
     for name in names:
         bases = registry.algorithms[name].__bases__  # type: ignore[attr-defined]
         assert all(base is Algorithm or base.__module__.startswith("confed.federation.families.") for base in bases)
+
+
+def test_no_method_is_named_outside_algorithms() -> None:
+    methods = set(registry.algorithms.names())
+    for path in FILES:
+        where = path.relative_to(SOURCE).as_posix()
+        if where.startswith("algorithms/"):
+            continue
+        texts = {
+            node.value for node in nodes_of(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        modules = {".".join(name.split(".")[:3]) for name in imports_of(path) if name.startswith("confed.algorithms.")}
+        excepted = {name for name, files in OTHER_MEANINGS.items() if files is None or where in files}
+        assert {name for name in texts & methods | modules if (where, name) not in NAMED} <= excepted, where
 
 
 def safe_loads(path: Path) -> list[ast.AST]:

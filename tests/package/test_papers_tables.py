@@ -1,6 +1,5 @@
 """Commands that need a GPU and official files: their recipes, rows and overrides exist."""
 
-import importlib.util
 import re
 import shlex
 
@@ -8,13 +7,9 @@ import pytest
 
 from confed.prepare.pretraining import MINIS
 from confed.recipes.recipe import load_recipe, packaged_recipes
-from repository import ROOT
+from repository import script_module
 
-_spec = importlib.util.spec_from_file_location("papers_tables", ROOT / "benchmarks" / "papers_tables.py")
-assert _spec is not None
-assert _spec.loader is not None
-papers_tables = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(papers_tables)
+papers_tables = script_module("benchmarks/papers_tables.py")
 
 COMMANDS = [command for job in papers_tables.JOBS for command in job.commands]
 

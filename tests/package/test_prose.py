@@ -2,14 +2,13 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from repository import ROOT
 from source_trees import nodes_of
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src" / "confed").rglob("*.py"))
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -36,24 +35,8 @@ def prose(path: Path) -> str:
     return "\n".join([*texts, *re.findall(r"(?<!\S)# .*$", source, re.MULTILINE)])
 
 
-def public(path: Path) -> Iterator[tuple[str, str]]:
-    """Names and docstrings of a module and of its public classes and functions."""
-    for node in nodes_of(path):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text is not None:
-                yield getattr(node, "name", path.stem), text
-
-
 def module(path: Path) -> str:
     return path.relative_to(ROOT / "src" / "confed").as_posix()
-
-
-@pytest.mark.parametrize("path", FILES, ids=module)
-def test_docstring_starts_with_its_subject(path: Path) -> None:
-    for name, text in public(path):
-        first = text.partition("\n")[0]
-        assert first.strip(), f"{path.name}: {name} has an empty first line"
 
 
 def faulty(path: Path, allowed: set[str], found: list[str]) -> list[str]:

@@ -196,7 +196,7 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"labels\.safetensors, found none"):
         load_label_embeddings(file, ("a",), 4)
     file.write_bytes(b"no")
-    with pytest.raises(ValueError, match="expected a safetensors file"):
+    with pytest.raises(ValueError, match="must be a complete safetensors file"):
         load_label_embeddings(file, ("a",), 4)
     save_label_embeddings(table(), file)
     with pytest.raises(ValueError, match=r"labels\.safetensors.*no row for 'd', 'e', 'f', 'g', 'h' and 1 more"):

@@ -236,5 +236,5 @@ def test_the_head_is_reused_only_for_the_same_answers():
     assert torch.equal(vilt_mini(ANSWERS, size).classifier[3].weight, saved)
     for answers in (ANSWERS[::-1], len(ANSWERS)):
         assert not torch.equal(vilt_mini(answers, size).classifier[3].weight, saved)
-    with pytest.raises(ValueError, match="expected a weights file at"):
+    with pytest.raises(ValueError, match="expected a safetensors file at"):
         vilt_mini(ANSWERS, size, pretrained="nowhere.safetensors")

@@ -14,7 +14,7 @@ from confed.models.hub_names import hub_name
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.sweep import read_sweep
 from confed.studies.cluster import Options, script_of
-from confed.studies.study import create_study, free_folder, parse_axis, points_of, read_study
+from confed.studies.study import free_folder, open_study, parse_axis, points_of, read_study
 from tiny_runs import TINY
 
 HOSTILE = ["/abs", "../../x", "a\nrm -rf ~\n", "-rf", ".x", "a\u202eb", "nul", "", "a" * 101]
@@ -43,7 +43,7 @@ def test_a_name_given_in_python_and_by_an_index_is_checked(tmp_path: Path) -> No
         replace(recipe, name="../x")
     with refused("a recipe's name"):
         Recipe(model="vilt_tiny", data="scenes", name="../x")
-    create_study(recipe, tmp_path / "study")
+    open_study(recipe, tmp_path / "study", [0])
     index = tmp_path / "study" / "summary.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "recipe": "../x"}))
     with refused("a recipe's name"):

@@ -13,7 +13,8 @@ from scipy import stats
 
 from confed.comparison.paired import Difference
 from confed.report.comparison import Comparison, compare
-from synthetic_study import CLIENTS, make_run, make_study
+from refusals import refuses
+from synthetic_study import CLIENTS, changed, make_run, make_study
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +147,7 @@ def test_tuned_settings_are_named_once_and_no_warning(tmp_path: Path) -> None:
     assert compare([study]).warnings == (
         "fedp3 and fedavg differ in more than the algorithm: local.lr (0.3, not 0.003)",
     )
-    index = study / "summary.json"
-    tuned = {"fedp3": {"lam": 0.1, "local.lr": 0.3}}
-    index.write_text(json.dumps({**json.loads(index.read_text()), "tuned": tuned}))
+    changed(study, tuned={"fedp3": {"lam": 0.1, "local.lr": 0.3}})
     comparison = compare([study])
     assert comparison.warnings == ()
     said = [remark for remark in comparison.remarks if "local.lr" in remark]
@@ -201,10 +200,8 @@ def test_clients_that_left_are_in_no_test(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / method, method) for method in ("fedavg", "fedp3")]
     means: list[float] = []
     for folder in folders:
-        path = folder / "summary.json"
-        content = json.loads(path.read_text())
-        del content["personal_mean"]
-        path.write_text(json.dumps({**content, "left": ["school"]}))
+        content = json.loads((folder / "summary.json").read_text())
+        changed(folder, ("personal_mean",), left=["school"])
         means.append(float(np.mean([content["personal"][client] for client in CLIENTS if client != "school"])))
     difference = found(compare(folders), "personal_mean", "fedp3")
     assert difference.points == pytest.approx(means[1] - means[0])
@@ -264,8 +261,8 @@ def make_rows(folder: Path, rows: dict[str, str], seeds: int = 2) -> Path:
 def test_default_references_are_fedavg_and_fedavg_ft(tmp_path: Path) -> None:
     rows = {"fedadam": "fedavg", "fedavg": "fedavg", "fedavg_ft": "fedp3", "local": "local"}
     study = make_rows(tmp_path / "study", rows)
-    for file in (study / "fedavg_ft").glob("seed-*/summary.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"algorithm": "fedavg_ft"}))
+    for run in (study / "fedavg_ft").iterdir():
+        changed(run, algorithm="fedavg_ft")
     comparison = compare([study])
     assert comparison.references == ("fedavg", "fedavg_ft")  # not fedadam, although its algorithm is fedavg
     one = {(d.measure, d.method): d.points for d in comparison.against("fedavg")}
@@ -334,11 +331,7 @@ def test_sign_flips_place_by_place(study: Path) -> None:
 
 
 def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:
-    with pytest.raises(ValueError, match=r"one of local, fedavg.* got 'fedsgd'"):
-        compare([study], reference="fedsgd")
-    with pytest.raises(ValueError, match="at least one run or study"):
-        compare([])
-    with pytest.raises(ValueError, match="at least one of local, fedavg"):
-        compare([study], reference=[])
-    with pytest.raises(ValueError, match=r"margin must lie between 0 and 1 .* got 1"):
-        compare([study], margin=1)
+    refuses(r"one of local, fedavg.* got 'fedsgd'", compare, [study], reference="fedsgd")
+    refuses("at least one run or study", compare, [])
+    refuses("at least one of local, fedavg", compare, [study], reference=[])
+    refuses(r"margin must lie between 0 and 1 .* got 1", compare, [study], margin=1)

@@ -13,7 +13,7 @@ from confed.report.report import render, write_report
 from confed.report.section import sections
 from confed.results.runs import load
 from html_page import Page
-from synthetic_study import CLIENTS, METHODS, make_run, make_study, picture
+from synthetic_study import CLIENTS, METHODS, changed, make_run, make_study, picture
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +31,13 @@ def html(study: Path) -> str:
 
 @pytest.mark.usefixtures("undrawn_figures")
 @pytest.mark.parametrize(("unfinished", "mention"), [("fedavg", ""), ("local", " (seed 0)")])
-def test_clients_are_compared_with_local_training_on_shared_seeds(
-    tmp_path: Path, unfinished: str, mention: str
-) -> None:
+def test_clients_are_compared_with_local_training(tmp_path: Path, unfinished: str, mention: str) -> None:
     # Seed 1 was easy: a method that has not run it yet would look worse everywhere.
     study = make_study(tmp_path / "study")
     levels = {("local", 0): 0.5, ("local", 1): 0.9, ("fedavg", 0): 0.6, ("fedavg", 1): 0.95}
     for (method, seed), level in levels.items():
-        path = study / method / f"seed-{seed}" / "summary.json"
-        content = json.loads(path.read_text())
         own = dict.fromkeys(CLIENTS, level) | ({"school": 0.25} if method == "fedavg" else {})
-        path.write_text(json.dumps({**content, "personal": own}))
+        changed(study / method / f"seed-{seed}", personal=own)
     (study / unfinished / "seed-1" / "summary.json").unlink()
     assert f"<td>1 of 4: school, up to 25.0 points{mention}</td>" in render(load(study)).replace(" class=left", "")
 
@@ -99,14 +95,12 @@ def test_pictures_are_stored_once_and_answers_judged(html: str) -> None:
     assert "<span class=wrong>✗ blue</span>" in html
 
 
-def test_what_an_error_ended_is_told_once_and_compared_with_nothing(tmp_path: Path) -> None:
+def test_what_an_error_ended_is_told_once(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", seeds=1)
     (folder / "fedprox/seed-0/summary.json").unlink()
     shutil.rmtree(folder / "local")
-    index = json.loads((folder / "summary.json").read_text())
-    index |= {"errors": {"fedprox/seed-0": "RuntimeError: broke", "local/seed-0": "no single answers"}}
-    index |= {"tuned": {"fedp3": {"lam": 0.1}}}
-    (folder / "summary.json").write_text(json.dumps(index))
+    errors = {"fedprox/seed-0": "RuntimeError: broke", "local/seed-0": "no single answers"}
+    changed(folder, errors=errors, tuned={"fedp3": {"lam": 0.1}})
     html = render(load(folder))
     text = "".join(Page(html).words)
     assert "FedProx, seed 0, failed: RuntimeError: broke" in text
@@ -121,8 +115,8 @@ def test_what_an_error_ended_is_told_once_and_compared_with_nothing(tmp_path: Pa
     assert "Tuned on validation data: FedP³ lam=0.1. Not tuned: FedAvg, Central." in settings
     for path in folder.glob("*/seed-0/summary.json"):
         path.unlink()
-    index["errors"] |= dict.fromkeys(("fedavg/seed-0", "fedp3/seed-0", "central/seed-0"), "RuntimeError: broke")
-    (folder / "summary.json").write_text(json.dumps(index))
+    errors |= dict.fromkeys(("fedavg/seed-0", "fedp3/seed-0", "central/seed-0"), "RuntimeError: broke")
+    changed(folder, errors=errors)
     assert "was interrupted" not in render(load(folder))  # nothing but failures: they are said, and that is all
 
 
@@ -137,17 +131,9 @@ def test_report_of_a_single_run_has_no_significance(study: Path) -> None:
 def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     bad = "<script>alert('x')</script>$a_1$ &"
-    content = (folder / "summary.json").read_text().replace('"transport"', json.dumps(bad))
-    summary = json.loads(content)
-    summary |= {
-        "label": bad,
-        "recipe": bad,
-        "notes": [bad],
-        "errors": [{"round": 1, "client": bad, "error": bad}],
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    metrics = folder / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"transport"', json.dumps(bad)))
+    for name in ("summary.json", "metrics.jsonl"):
+        (folder / name).write_text((folder / name).read_text().replace('"transport"', json.dumps(bad)))
+    changed(folder, label=bad, recipe=bad, notes=[bad], errors=[{"round": 1, "client": bad, "error": bad}])
     gallery = json.loads((folder / "gallery.json").read_text())
     gallery[0] |= {"question": bad, "answer": bad, "place": bad, "type": bad, "image": f"x);}}</style>{bad}"}
     gallery[1]["global"] |= {"answer": bad, "attention": [[bad]], "probability": "1;x"}
@@ -190,22 +176,18 @@ def test_run_killed_before_its_first_round(tmp_path: Path) -> None:
 
 def test_many_clients_stay_readable(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
-    summary = json.loads((folder / "summary.json").read_text())
     clients = [f"client-{i:03d}" for i in range(100)]
-    summary |= {"clients": clients, "personal": {c: 0.3 + 0.004 * i for i, c in enumerate(clients)}}
-    summary["matrix"] = {c: dict.fromkeys(clients, 0.5) for c in clients}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    matrix = {client: dict.fromkeys(clients, 0.5) for client in clients}
+    changed(folder, clients=clients, personal={c: 0.3 + 0.004 * i for i, c in enumerate(clients)}, matrix=matrix)
     text = write_report(folder).read_text(encoding="utf-8")
     assert "clients, from the worst to the best" in text
     assert 'id="matrix"' not in text
 
 
 @pytest.mark.usefixtures("undrawn_figures")
-def test_across_machines_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
+def test_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["federation"] = {name: {} for name in CLIENTS[1:]}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    changed(folder, federation={name: {} for name in CLIENTS[1:]})
     words = " ".join(Page(write_report(folder).read_text(encoding="utf-8")).words)
     assert f"{len(CLIENTS) - 1} clients" in words
     assert f"clients ({CLIENTS[1]}" in words
@@ -263,8 +245,7 @@ def test_columns_without_a_value_are_left_out() -> None:
 def test_names_of_one_paper_stay_with_its_recipes(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study")
     assert "In the FedVQA chapter" in render(load(folder))
-    index = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(index | {"recipe": "modalities"}))
+    changed(folder, recipe="modalities")
     assert "In the FedVQA chapter" not in render(load(folder))
 
 

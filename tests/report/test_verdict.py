@@ -1,6 +1,5 @@
 """The verdict of a study: two plain sentences that say what its tables say."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from confed.comparison.paired import LEVEL
 from confed.report.comparison import Comparison, compare_runs, verdict
 from confed.results.runs import StudyResults, load
-from synthetic_study import make_study
+from synthetic_study import changed, make_study
 
 SPREAD = [0.000, 0.004, -0.003, 0.002, -0.001]
 NOISE = [0.003, -0.004, 0.002, -0.003, 0.004]
@@ -20,8 +19,7 @@ def with_values(folder: Path, values: Mapping[str, Sequence[float]], key: str = 
     """Other means of the methods' seeds."""
     for method, own in values.items():
         for seed, value in enumerate(own):
-            path = folder / method / f"seed-{seed}" / "summary.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+            changed(folder / method / f"seed-{seed}", **{key: value})
 
 
 def read(folder: Path) -> tuple[StudyResults, Comparison]:
@@ -115,7 +113,7 @@ def test_unseen_places_have_a_gate_of_their_own(study: Path) -> None:
     assert "Nothing can be judged" not in verdict(*read(study))
 
 
-def test_what_is_equal_in_every_seed_is_level_and_what_shifts_is_untested(study: Path) -> None:
+def test_equal_seeds_are_level_and_shifts_untested(study: Path) -> None:
     best = [0.80 + s for s in SPREAD]
     with_values(study, {"fedprox": best, "fedavg": [v - 0.1 for v in best]})
     text = personal(study)

@@ -21,6 +21,7 @@ from confed.results.history import evaluations, means
 from confed.results.runs import load
 from confed.results.summary import Summary, deploys, with_deployed
 from confed.results.views import View
+from refusals import refuses
 from synthetic_study import CLIENTS, make_run
 
 SEEDS = 5
@@ -56,7 +57,7 @@ def own(study: Path, row: str, seed: int, key: str) -> list[float]:
     return [summary[key][client] for client in CLIENTS]
 
 
-def test_a_local_row_deploys_its_own_models_and_the_others_what_is_global(study: Path) -> None:
+def test_a_local_row_deploys_its_own_models(study: Path) -> None:
     values = compare([study]).values["deployed_mean"]
     for row, key in {"clf_local": "personal", "adapter": "global_seen", "dat": "global_seen"}.items():
         assert values[row] == pytest.approx({s: np.mean(own(study, row, s, key)) for s in range(SEEDS)})
@@ -87,7 +88,7 @@ def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
         assert found.seeds_p == pytest.approx(holm[np.isclose(ps, found.over_seeds.p).argmax()])
 
 
-def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path) -> None:
+def test_the_paper_table_shows_deployed_beside_sent(study: Path) -> None:
     table = paper_table(load(study))
     assert [c.full_title for c in table.columns] == [
         "method", "parameters trained", "parameters sent", "parameters share", "round and client sent up",
@@ -114,8 +115,7 @@ def test_curves_follow_the_deployed_model(study: Path, tmp_path: Path) -> None:
     assert found["dat"][3][last["round"]] == pytest.approx(np.mean([v["accuracy"] for v in last["global"].values()]))
     run = load(study).of("clf_local")[0]
     assert found["clf_local"][0] == means(evaluations(run, "personal"))
-    with pytest.raises(ValueError, match="must be among clf_local, adapter, dat, got 'nobody'"):
-        save_figures(study, tmp_path, ["nobody"])
+    refuses("must be among clf_local, adapter, dat, got 'nobody'", save_figures, study, tmp_path, ["nobody"])
     names = {path.name for path in save_figures(study, tmp_path, ["dat", "adapter"])}
     assert {"convergence.png", "convergence.svg"} <= names
     svg = (tmp_path / "convergence.svg").read_text()
@@ -133,8 +133,7 @@ def test_the_recipe_or_the_command_may_say_otherwise(study: Path, tmp_path: Path
         assert values["adapter"][0] == pytest.approx(np.mean(own(study, "adapter", 0, "global_seen")))
     finally:
         (study / "summary.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="headline must be one of personal, global_seen, got"):
-        compare([study], headline="best")
+    refuses("headline must be one of personal, global_seen, got", compare, [study], headline="best")
 
 
 def test_recipes_say_it_for_the_study_or_a_row() -> None:
@@ -142,8 +141,7 @@ def test_recipes_say_it_for_the_study_or_a_row() -> None:
     assert (recipe.deploys("adapter"), recipe.deploys("feddat")) == ("global_seen", "personal")
     assert "headline = " not in recipe.method("adapter").to_toml().replace('headline = ""', "")  # [task] has its own
     assert 'headline = "personal"' in recipe.to_toml()
-    with pytest.raises(ValueError, match=r"study\.headline"):
-        load_recipe("feddat_scenes", ["study.headline=best"])
+    refuses(r"study\.headline", load_recipe, "feddat_scenes", ["study.headline=best"])
     with pytest.raises(
         ValueError, match=r"methods\.adapter\.headline must be one of personal, global_seen, got 'best'"
     ):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from confed.results.folder import kind_of, run_folders
+from refusals import refuses
 
 RECIPE = '[algorithm]\nname = "fedavg"\n'
 INDEX = '{"recipe": "r", "methods": ["fedavg"], "seeds": [0], "runs": [{"folder": "fedavg/seed-0"}]}'
@@ -33,11 +34,9 @@ def test_kind_of_a_folder(kind: str, files: dict[str, str], tmp_path: Path) -> N
     elif kind == "study":
         assert run_folders(tmp_path) == [tmp_path / "fedavg/seed-0"]
     else:
-        with pytest.raises(ValueError, match="neither a run folder"):
-            run_folders(tmp_path)
+        refuses("neither a run folder", run_folders, tmp_path)
 
 
 def test_kind_of_a_damaged_index(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("[3]")
-    with pytest.raises(ValueError, match=r"summary\.json must be a JSON object"):
-        kind_of(tmp_path)
+    refuses(r"summary\.json must be a JSON object", kind_of, tmp_path)

@@ -38,7 +38,7 @@ def judged(*runs: RunResults, longer: StudyResults | None = None, rows: Rows = R
 
 
 @pytest.mark.parametrize(("central", "passed"), [(0.551, True), (0.549, False)])
-def test_pooling_must_gain_five_points_of_the_mean_over_clients_and_seeds(central: float, passed: bool) -> None:
+def test_pooling_must_gain_five_points(central: float, passed: bool) -> None:
     runs = [run("alone", 0, both(0.4)), run("alone", 1, both(0.6))]
     runs += [run("central", 0, both(central - 0.1)), run("central", 1, both(central + 0.1))]
     gate = judged(*runs)["a"]
@@ -51,7 +51,7 @@ def test_pooling_is_compared_over_the_seeds_that_both_rows_have() -> None:
     assert judged(*runs)["a"].passed is False
 
 
-def test_rows_without_a_common_seed_are_not_compared_and_it_says_so() -> None:
+def test_rows_without_a_common_seed_are_not_compared() -> None:
     found = judged(run("alone", 0, both(0.4)), run("central", 1, both(0.8)))["a"]
     assert (found.passed, found.found) == (None, "not judged: no seed that both rows have")
     found = judged(run("head", 0, both(0.4)), run("adapters", 1, both(0.8)))["c"]
@@ -85,14 +85,14 @@ def test_clients_that_left_are_in_no_mean() -> None:
 
 
 @pytest.mark.parametrize(("after", "passed"), [(0.504, True), (0.496, True), (0.506, False), (0.494, False)])
-def test_a_row_that_moves_by_more_than_half_a_point_has_not_converged(after: float, passed: bool) -> None:
+def test_a_row_that_moves_by_half_a_point_has_not_converged(after: float, passed: bool) -> None:
     longer = study(run("alone", 0, both(0.4)), run("central", 0, both(after)))
     gate = judged(run("alone", 0, both(0.4)), run("central", 0, both(0.5)), longer=longer)["b"]
     assert gate.passed is passed
     assert gate.values == pytest.approx({"Alone": 0, "Central": 100 * after - 50}, abs=1e-9)
 
 
-def test_a_row_without_longer_runs_leaves_convergence_open_unless_another_moved() -> None:
+def test_a_row_without_longer_runs_leaves_convergence_open() -> None:
     runs = [run("alone", 0, both(0.4)), run("central", 0, both(0.5))]
     still, moved = study(run("alone", 0, both(0.4))), study(run("alone", 0, both(0.45)))
     assert "not run: Central" in judged(*runs, longer=still)["b"].found
@@ -178,7 +178,7 @@ def labels(method: str, value: float) -> RunResults:
     return run(method, 0, both(0.3), multilabel=views)
 
 
-def test_labels_are_judged_by_the_average_precision_of_the_view_that_heads_a_summary() -> None:
+def test_labels_are_judged_by_the_headline_precision() -> None:
     longer = study(labels("alone", 0.406), labels("central", 0.46))
     found = judged(labels("alone", 0.4), labels("central", 0.46), longer=longer)
     assert found["a"].values == {

@@ -38,7 +38,7 @@ def test_it_is_known_of_runs_that_do_not_say_so_by_their_method() -> None:
     assert personal_note({"FedAvg": Summary({"algorithm": "fedavg"})}) == ""
 
 
-def test_every_table_with_personal_values_says_that_they_are_the_global_models(folder: Path) -> None:
+def test_tables_say_that_personal_values_are_global_ones(folder: Path) -> None:
     study = load(folder)
     for table in (table_of(study), paper_table(study)):
         assert any(note.startswith(NOTE) for note in table.notes)
@@ -55,7 +55,7 @@ def test_a_run_on_its_own_has_no_figure_of_personal_models(folder: Path) -> None
     assert line == "worst client 30.0%, global on seen 40.0%, 1 s"
 
 
-def test_methods_without_a_model_for_everybody_are_known_and_named() -> None:
+def test_methods_without_a_global_model_are_named() -> None:
     assert Summary({"algorithm": "local"}).without_global
     assert Summary({"algorithm": "fedper"}).without_global
     assert not Summary({"algorithm": "fedavg"}).without_global
@@ -68,7 +68,7 @@ def test_methods_without_a_model_for_everybody_are_known_and_named() -> None:
     assert Summary({}).public_place({"algorithm": {"public": 3}}) == ""
 
 
-def test_a_run_without_a_model_for_everybody_is_not_spoken_of_as_if_it_had_one(tmp_path: Path) -> None:
+def test_a_run_without_a_global_model_is_not_said_to_have_one(tmp_path: Path) -> None:
     study = load(make_run(tmp_path / "seed-0", "local", 0))
     html = render(study)
     lead = html.split("<p class=lead>", maxsplit=1)[1].split("</p>", maxsplit=1)[0]
@@ -90,7 +90,7 @@ def test_among_others_it_is_named(folder: Path) -> None:
     assert "Local trains no shared model, so its global columns are empty." in html
 
 
-def test_heads_of_ones_own_are_spoken_of_only_where_there_are_some() -> None:
+def test_private_heads_are_named_where_there_are_some() -> None:
     plain = {"algorithm": "fedavg", "own_heads": False, "global_seen": {"a": 0.5}, "personal": {"a": 0.4}}
     both = with_deployed([Summary(plain), Summary({**plain, "own_heads": True})], ["global_seen", "global_seen"])
     assert deployed_note({"A": both[0], "B, b": both[0]}) == (
@@ -108,7 +108,7 @@ def test_a_matrix_on_its_own_says_whose_it_is(folder: Path) -> None:
     assert "FedAvg" in matrices(load(folder), Tabs())
 
 
-def test_losses_of_several_tasks_are_said_to_have_no_common_scale(folder: Path) -> None:
+def test_losses_of_several_tasks_have_no_common_scale(folder: Path) -> None:
     assert "no common scale" not in learning(load(folder))
     path = folder / "fedp3" / "seed-0" / "recipe.toml"
     path.write_text(path.read_text() + '\n[task]\nname = "contrastive"\n')

@@ -9,6 +9,7 @@ import pytest
 
 from confed.report.tables.sweep import write_sweep
 from confed.results.sweep import Point, Sweep, read_sweep, write_sweep_index
+from refusals import refuses
 
 # As version 0.1 wrote them.
 VALUES = """{
@@ -42,7 +43,7 @@ def test_an_index_of_values_of_version_0_1(tmp_path: Path) -> None:
     assert points[1].title == "data.shards=2, run.rounds=7"
 
 
-def test_an_index_of_models_of_version_0_1_is_replaced_when_written(tmp_path: Path) -> None:
+def test_an_index_of_version_0_1_is_replaced_when_written(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_text(MODELS)
     sweep = read_sweep(tmp_path)
     points = (Point({"models": "mcan"}, "mcan", "MCAN-s"), Point({"models": "ban"}, "ban", "BAN"))
@@ -58,16 +59,13 @@ def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:
     point: dict[str, Any] = {"settings": {"a.b": "1"}, "folder": "../x"}
     index = {"recipe": "r", "over": "a.b", "points": [point], "references": [], "margin": 0.01}
     (tmp_path / "sweep.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"a study's folder must be no path.*, got '\.\./x'"):
-        read_sweep(tmp_path)
+    refuses(r"a study's folder must be no path.*, got '\.\./x'", read_sweep, tmp_path)
     point["folder"] = "b-1"
     (tmp_path / "sweep.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"the sweep over a\.b has no finished run"):
-        write_sweep(tmp_path)
+    refuses(r"the sweep over a\.b has no finished run", write_sweep, tmp_path)
     (tmp_path / "sweep.json").unlink()
     (tmp_path / "models.json").write_text(MODELS.replace("mcan", "../away"))
-    with pytest.raises(ValueError, match=r"a study's folder must be no path.*, got '\.\./away'"):
-        read_sweep(tmp_path)
+    refuses(r"a study's folder must be no path.*, got '\.\./away'", read_sweep, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,5 +74,4 @@ def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:
 def test_an_index_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
     for name in ("models.json", "sweep.json"):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=f"{name} is no index of a sweep"):
-            read_sweep(tmp_path)
+        refuses(f"{name} is no index of a sweep", read_sweep, tmp_path)

@@ -198,7 +198,7 @@ def test_conversations_are_pooled_and_need_the_task_chat(tmp_path: Path) -> None
 def test_pictures_without_as_many_tokens_as_features_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from confed.models.hf.placeholder import Placeholder
+    from confed.models.hf.prompts import Placeholder
 
     real = Placeholder.tokens
     monkeypatch.setattr(Placeholder, "tokens", lambda self, picture: [*real(self, picture), 4])

@@ -26,6 +26,7 @@ from confed.runs.evaluate import restriction, sets_at, sets_tried, widest
 from confed.runs.run import run
 from modal_examples import OWNED, Sums, examples, recipe_file, table
 
+DRAWS = True
 QUICK = ["run.workers=1", "run.gallery=0", "run.evaluate_every=0"]
 LOST = 'data.missing={ text = 0.4, when = "both" }'
 

@@ -175,18 +175,18 @@ def test_central_training_pools_the_labels_and_is_judged_on_every_client(tmp_pat
 
 def test_tuning_is_by_pooled_validation_examples(tmp_path: Path) -> None:
     single = recipe(tmp_path, "run.rounds=1")
-    (score,) = validation_scores(single)
+    (score,) = validation_scores(single, tmp_path / "cell")
     setup, run_data = prepare(single)
     views = {}
     for name, wanted in (("C-AP-binned", score), ("O-F1", None)):
-        (found,) = validation_scores(recipe(tmp_path, "run.rounds=1", f"study.score={name}"))
+        (found,) = validation_scores(recipe(tmp_path, "run.rounds=1", f"study.score={name}"), tmp_path / name)
         views[name] = found
         assert wanted is None or found == wanted
     assert views["O-F1"] != score
     with pytest.raises(ValueError, match=r"study.score must be one of C-P, .*, got 'accuracy'"):
-        list(validation_scores(recipe(tmp_path, "run.rounds=1", "study.score=accuracy")))
+        list(validation_scores(recipe(tmp_path, "run.rounds=1", "study.score=accuracy"), tmp_path / "faulty"))
     # Who has no validation examples is judged on the place of that name.
-    (elsewhere,) = validation_scores(recipe(tmp_path, "run.rounds=1", "data.validation=false"))
+    (elsewhere,) = validation_scores(recipe(tmp_path, "run.rounds=1", "data.validation=false"), tmp_path / "place")
     assert 0 <= elsewhere <= 1
     assert "abroad" in run_data.unseen
     assert setup.task.score == "C-AP-binned"

@@ -18,7 +18,7 @@ from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.runs.run import run
 from confed.studies.runner import run_study
-from confed.studies.study import create_study, read_study
+from confed.studies.study import open_study, read_study
 from toy_federation import squares
 
 HOSTILE = ("../../escaped", "..", "a:b c")
@@ -75,7 +75,8 @@ def test_a_run_of_an_earlier_version_is_still_read(finished: Path, tmp_path: Pat
 def test_a_row_with_a_colon_has_a_folder_without(tmp_path: Path) -> None:
     row = "plain:FedAvg"
     recipe = _recipe().with_rows([row], {row: {"name": "fedavg"}})
-    (job,) = create_study(recipe, tmp_path / "study")
+    open_study(recipe, tmp_path / "study", [0])
+    (job,) = read_study(tmp_path / "study").jobs
     assert job.folder == "plain%3AFedAvg/seed-0"
     run_study(tmp_path / "study")
     assert [one.method for one in load(tmp_path / "study").runs] == [row]

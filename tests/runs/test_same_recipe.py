@@ -16,7 +16,7 @@ from confed.results.runs import load
 from confed.runs.run import run
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_study
-from confed.studies.study import create_study
+from confed.studies.study import open_study
 from confed.system.events import JobStarted, RunProgress
 from confed.system.processor import CHOICES, check_pinned, machine_differences, pin
 
@@ -84,7 +84,7 @@ def test_a_run_that_came_to_nothing_begins_anew_with_any_recipe(tmp_path: Path) 
 
 def test_a_study_is_not_finished_with_another_recipe(tmp_path: Path) -> None:
     root = tmp_path / "study"
-    create_study(_recipe("study.methods=['fedprox','local']", "run.rounds=1"), root)
+    open_study(_recipe("study.methods=['fedprox','local']", "run.rounds=1"), root, [0])
 
     def stop(event: object) -> None:
         if event == JobStarted(1):
@@ -94,9 +94,9 @@ def test_a_study_is_not_finished_with_another_recipe(tmp_path: Path) -> None:
         run_study(root, stop)
     recipe = root / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.5"))
-    with pytest.raises(ValueError, match=r"fedprox.seed-0: the run began with local\.lr=0\.003, now 0\.5"):
+    with pytest.raises(ValueError, match=r"local.seed-0: the run began with local\.lr=0\.003, now 0\.5"):
         run_study(root)
-    assert not (root / "local").exists()
+    assert not (root / "fedprox").exists()
 
 
 def test_another_machine_is_said_when_a_run_goes_on_and_in_comparisons(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from command_line import Patch, refused
 from confed.studies.pool import carry_out
-from confed.system.events import Event, JobEnded, JobProgress, RunProgress
+from confed.system.events import Event, JobProgress, RunProgress
 
 WORK = """
 import os, pathlib, time
@@ -109,12 +109,3 @@ def _alive(pid: int) -> bool:
         return b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def test_the_first_error_is_passed_on_where_that_is_asked_for(worker: Path, tmp_path: Path) -> None:
-    jobs = [{"do": do, "path": str(tmp_path / do)} for do in ("write", "refuse", "after")]
-    events: list[Event] = []
-    with refused(r"^cannot$"):
-        carry_out("toy_work:work", jobs, 1, events.append, passing=True)
-    assert [event.job for event in events if isinstance(event, JobEnded)] == [0]
-    assert not (tmp_path / "after").exists()

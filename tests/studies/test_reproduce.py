@@ -29,7 +29,7 @@ from confed.studies.published import TABLE, same, write_rows
 from confed.studies.published_sources import Published, read_published
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
-from confed.studies.study import create_study, free_folder
+from confed.studies.study import free_folder, open_study
 from repository import ROOT
 from tiny_runs import TINY
 
@@ -39,7 +39,8 @@ NAME = "fedvqa_scenes-fedavg"
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "study"
-    create_study(confed.load_recipe("fedvqa_scenes", {**TINY, "run.rounds": 2}).with_rows(["fedavg"]), folder, seeds=2)
+    recipe = confed.load_recipe("fedvqa_scenes", {**TINY, "run.rounds": 2}).with_rows(["fedavg"])
+    open_study(recipe, folder, [0, 1], side_by_side=False)
     run_study(folder)
     return folder
 

@@ -3,17 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 import toy_federation  # its datasets have names then
 from command_line import Patch
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.runs import load
 from confed.runs.run import run
+from confed.studies import runner
 from confed.studies.runner import resume, run_study
-from confed.studies.study import create_study, growing, open_study, read_study
-from confed.system.events import Event, JobEnded, JobsPlanned
+from confed.studies.study import open_study, read_study
+from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
 
 assert toy_federation.squares
@@ -76,14 +76,14 @@ def test_a_study_of_version_0_1_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "study"
     written(root, PLAIN, ["local"])
     before = (root / "local/seed-0/summary.json").read_bytes()
-    assert growing(root) is None
     events: list[Event] = []
     summaries = resume(root, events.append)
     assert events[0] == JobsPlanned(["FedAvg, seed 0"], 1)
     assert [(s["algorithm"], s["label"]) for s in summaries] == [("local", "Local only"), ("fedavg", "FedAvg")]
     assert (root / "local/seed-0/summary.json").read_bytes() == before
     assert load_recipe(root / "fedavg/seed-0/recipe.toml").run.workers == 2  # as its recipe says
-    assert (root / "summary.json").read_text() == PLAIN
+    index = json.loads((root / "summary.json").read_text())
+    assert index == {**json.loads(PLAIN), "side_by_side": False, "errors": {}, "refused": []}
     assert load(root).methods == ("local", "fedavg")
 
 
@@ -96,7 +96,7 @@ def test_a_growing_study_of_version_0_1_goes_on_and_grows(tmp_path: Path) -> Non
     assert outcome.tuned == {"fedavg": {"local.lr": 0.003}}
     assert load_recipe(root / "fedavg/seed-0/recipe.toml").run.workers == 1  # its processes are the runs
     index = json.loads((root / "summary.json").read_text())
-    assert index == {**json.loads(GROWING), "errors": {}}
+    assert index == {**json.loads(GROWING), "side_by_side": True, "errors": {}}
     open_study(recipe.with_rows(["local"]), root, [0, 1], judged={"references": []})
     index = json.loads((root / "summary.json").read_text())
     assert [job.cell for job in read_study(root).jobs] == ["local/seed-0", "fedavg/seed-0", "local/seed-1"]
@@ -104,22 +104,25 @@ def test_a_growing_study_of_version_0_1_goes_on_and_grows(tmp_path: Path) -> Non
     assert index["judged"] == {"references": []}
 
 
-def test_the_first_error_ends_a_study_that_does_not_grow(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_breaks_is_marked_and_the_others_go_on(tmp_path: Path, monkeypatch: Patch) -> None:
     root = tmp_path / "study"
     recipe = written(tmp_path / "source", PLAIN)
-    create_study(recipe, root)
+    open_study(recipe, root, [0], side_by_side=False)
+    made = runner.run_locked
 
-    def broken(*arguments: object, **more: object) -> None:
-        raise ZeroDivisionError("by design")
+    def broken(recipe: Recipe, *arguments: Any, **more: Any) -> dict[str, Any]:
+        if recipe.sections["algorithm"]["name"] == "local":
+            raise ZeroDivisionError("by design")
+        return made(recipe, *arguments, **more)
 
-    events: list[Event] = []
     with monkeypatch.context() as patch:
         patch.setattr("confed.studies.runner.run_locked", broken)
-        with pytest.raises(ZeroDivisionError, match="by design"):
-            run_study(root, events.append)
-    assert not any(isinstance(event, JobEnded) for event in events)
+        outcome = run_study(root)
+    assert outcome.errors == {"local/seed-0": "ZeroDivisionError: by design"}
+    assert outcome.failed == {"local/seed-0"}
+    assert [summary["algorithm"] for summary in outcome.summaries] == ["fedavg"]
     assert "by design" in (root / "local/seed-0/error.txt").read_text()
-    assert "errors" not in json.loads((root / "summary.json").read_text())
+    assert json.loads((root / "summary.json").read_text())["errors"] == outcome.errors
     assert len(run_study(root).summaries) == 2
     assert not (root / "local/seed-0/error.txt").exists()
 

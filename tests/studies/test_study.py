@@ -18,7 +18,7 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import kind_of
 from confed.studies.runner import resume, run_study
-from confed.studies.study import create_study, open_study, read_study, rows_of
+from confed.studies.study import open_study, read_study, rows_of
 from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
 
@@ -141,7 +141,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
         open_study(changed, root, [0])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
-    with refused("other exists already and is no study of"):
+    with refused("other exists already and is no study; give"):
         open_study(tiny("local"), tmp_path / "other", [0])
 
 
@@ -245,10 +245,7 @@ def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monk
     assert not (tmp_path / "faulty").exists()
 
 
-@pytest.mark.parametrize("grid", [True, False])
-def test_a_folder_that_was_cut_short_is_made_by_the_same_command(
-    tmp_path: Path, monkeypatch: Patch, grid: bool
-) -> None:
+def test_a_folder_that_was_cut_short_is_made_by_the_same_command(tmp_path: Path, monkeypatch: Patch) -> None:
     root, written = tmp_path / "study", list[str]()
 
     def full(path: Path, data: bytes) -> None:
@@ -258,7 +255,7 @@ def test_a_folder_that_was_cut_short_is_made_by_the_same_command(
         write_atomically(path, data)
 
     def make(rows: str) -> None:
-        open_study(tiny(rows), root, [0]) if grid else create_study(tiny(rows), root)
+        open_study(tiny(rows), root, [0])
 
     with monkeypatch.context() as patch:
         patch.setattr("confed.studies.study.write_atomically", full)
@@ -269,15 +266,14 @@ def test_a_folder_that_was_cut_short_is_made_by_the_same_command(
         assert kind_of(root) != "run"
     make("local")
     assert read_study(root).index["methods"] == ["local"]
-    if grid:  # one that grows stays what it was
-        written.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr("confed.studies.study.write_atomically", full)
-            with pytest.raises(OSError, match="No space"):
-                make("fedavg")
-        assert read_study(root).index["methods"] == ["local"]
-        make("fedavg")
-        assert read_study(root).index["methods"] == ["local", "fedavg"]
+    written.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("confed.studies.study.write_atomically", full)
+        with pytest.raises(OSError, match="No space"):
+            make("fedavg")
+    assert read_study(root).index["methods"] == ["local"]
+    make("fedavg")
+    assert read_study(root).index["methods"] == ["local", "fedavg"]
 
 
 @pytest.mark.usefixtures("plain")

@@ -19,6 +19,7 @@ from confed.results.sweep import Sweep
 from confed.studies.study import Axis, open_sweep, parse_axis, points_of
 from modal_examples import gaps, recipe_file
 
+DRAWS = True
 TINY = [
     "feddat_function", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
     "data.validation=4", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0", "run.controls=none",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import tomllib
 from dataclasses import replace
 from itertools import product
@@ -17,10 +18,12 @@ from confed.algorithms.fedp3 import FedP3
 from confed.cli.study import tuned_values
 from confed.data.examples import TableData
 from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.watching import states_of
 from confed.runs import build as preparing
 from confed.runs import run as experiment
 from confed.runs.run import run
 from confed.studies import tune as tuning
+from confed.studies.study import read_study
 from confed.studies.tune import search_space, tune, validation_scores
 from confed.studies.tuned import Tuned, apply, read_tuned
 from confed.system.events import ignore
@@ -51,11 +54,21 @@ def invented(recipe: Recipe):
         yield float(top * (1 - 0.5**round))
 
 
+def as_version_0_2(root: Path, row: str, *terms: str) -> None:
+    """Configurations of a row as earlier versions kept them: a file of lines, first some terms, then one for each."""
+    folder = root / row
+    index = json.loads((folder / "summary.json").read_text())
+    lines = [{key: index["terms"][key] for key in terms}, *index["trials"]]
+    (root / "trials").mkdir(exist_ok=True)
+    (root / f"trials/{row}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
 def synthetic(monkeypatch: Patch):
     calls: list[Recipe] = []
 
-    def scores(recipe: Recipe):
+    def scores(recipe: Recipe, folder: Path):
         calls.append(recipe)
         return invented(recipe)
 
@@ -122,7 +135,7 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     assert len(synthetic) == 9
     chosen(tiny("fedp3"), cut, budget=3)
 
-    def interrupted(recipe: Recipe):
+    def interrupted(recipe: Recipe, folder: Path):
         raise KeyboardInterrupt
         yield 0.0
 
@@ -130,8 +143,6 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
         patch.setattr(tuning, "validation_scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
             chosen(tiny("fedp3"), cut, budget=9)
-    with (cut / "trials/fedp3.jsonl").open("a") as file:
-        file.write('{"choice": {"lo')  # what a kill leaves
     chosen(tiny("fedp3"), cut, budget=9)
     assert _without_seconds(cut) == _without_seconds(whole)
     # Another row later keeps what is there; other settings are another folder's.
@@ -148,21 +159,22 @@ def test_resume_goes_on_on_the_terms_of_the_folder(
 ) -> None:
     chosen(tiny("fedavg"), tmp_path, budget=3, prune=True)
     whole = _without_seconds(tmp_path)
-    trials = tmp_path / "trials/fedavg.jsonl"
-    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:2]))  # the head and one configuration
+    index = tmp_path / "fedavg/summary.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({**content, "trials": content["trials"][:1]}))
     monkeypatch.setattr("confed.cli.study.default_workers", lambda recipe: 1)
     assert confed("resume", tmp_path) == 0
     assert "Chosen on validation data" in capfd.readouterr().out
     assert _without_seconds(tmp_path) == whole
     assert len(synthetic) == 3 + 2
-    trials.write_text(trials.read_text().replace('"margin"', '"median"'))
+    index.write_text(index.read_text().replace('"margin"', '"median"'))
     assert "go on with the same `confed tune`" in refusal(capfd, "resume", tmp_path)
 
 
 def test_a_configuration_that_diverges_is_a_finding(
     synthetic: list[Recipe], tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    def diverging(recipe: Recipe):
+    def diverging(recipe: Recipe, folder: Path):
         if recipe.local.lr > 0.005:
             raise RuntimeError("client 'a' failed in round 1: training diverged")
         yield from invented(recipe)
@@ -178,7 +190,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path)
     # The recipe's 3e-3 is best with seed 100 alone, 9e-4 in the mean over three seeds.
     final = {3e-3: (0.90, 0.40, 0.50), 9e-4: (0.80, 0.70, 0.75), 3e-4: (0.1, 0.2, 0.3), 9e-3: (0.3, 0.2, 0.1)}
 
-    def scores(recipe: Recipe):
+    def scores(recipe: Recipe, folder: Path):
         last = final[recipe.local.lr][recipe.run.seed - 100]
         yield from (last / 2, last)
 
@@ -204,7 +216,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path)
 
 
 def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, tmp_path: Path) -> None:
-    def scores(recipe: Recipe):
+    def scores(recipe: Recipe, folder: Path):
         if recipe.local.lr == 3e-3 and recipe.run.seed == 101:
             raise RuntimeError("the loss is NaN")
         yield 0.9 if recipe.local.lr == 3e-3 else 0.5
@@ -247,9 +259,8 @@ def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: P
     found = chosen(tiny("fedavg", "fedprox", "fedadam"), tmp_path)
     assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
     # A folder whose files do not say their budget had at least as many configurations as it holds.
-    for file in (tmp_path / "trials").iterdir():
-        head, *trials = file.read_text().splitlines(keepends=True)
-        file.write_text(json.dumps({"space": json.loads(head)["space"]}) + "\n" + "".join(trials))
+    for row in ("fedavg", "fedprox", "fedadam"):
+        as_version_0_2(tmp_path, row, "space")
     with refused("tuned with a budget of 4, not 2"):
         chosen(tiny("fedadam"), tmp_path, budget=2)
 
@@ -263,7 +274,7 @@ def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
                  RuntimeError("client 'a' failed in round 1: OutOfMemoryError: CUDA out of memory")]  # fmt: skip
     for error in shortages:
 
-        def short(recipe: Recipe, error: Exception = error):
+        def short(recipe: Recipe, folder: Path, error: Exception = error):
             if recipe.local.lr != 0.003:
                 raise error
             yield from invented(recipe)
@@ -272,7 +283,7 @@ def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
             patch.setattr(tuning, "validation_scores", short)
             assert confed(*arguments) == 1
         assert f"without FedAvg: {type(error).__name__}" in " ".join(capfd.readouterr().out.split())
-        assert len((tmp_path / "t/trials/fedavg.jsonl").read_text().splitlines()) == 2  # the head, the recipe's own
+        assert len(json.loads((tmp_path / "t/fedavg/summary.json").read_text())["trials"]) == 1  # the recipe's own
     rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["complete", "failed"]
     for more in ([], ["--methods", "fedbn"], []):  # a row that was refused before is no failure of a later call
@@ -295,7 +306,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Pat
         chosen(recipe.with_rows(["local"]), tmp_path / "t", budget=1)
     assert not (tmp_path / "t").exists()
     with refused(r"none; see data\.validation"):
-        list(validation_scores(recipe.method("local").with_run(workers=1)))
+        list(validation_scores(recipe.method("local").with_run(workers=1), tmp_path / "cell"))
 
 
 @pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])
@@ -310,8 +321,26 @@ def test_scores_are_those_of_a_run_without_test_data(row: str, tmp_path: Path, m
         raise AssertionError("test data were read")
 
     monkeypatch.setattr(TableData, "test", untouchable)
-    assert list(validation_scores(recipe)) == pytest.approx(expected, abs=1e-12)
+    whole = list(validation_scores(recipe, tmp_path / "cell"))
+    assert whole == pytest.approx(expected, abs=1e-12)
     assert len(expected) == (3 if row == "fedavg_ft" else 2)
+    cut = validation_scores(recipe, tmp_path / "cut")
+    assert next(cut) == whole[0]
+    cut.close()
+    assert list(validation_scores(recipe, tmp_path / "cut")) == whole
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "cell/metrics.jsonl").read_bytes()
+
+
+def test_a_tuning_is_a_sweep_of_studies_that_other_commands_show(tmp_path: Path, capfd: Capture) -> None:
+    root, recipe = tmp_path / "t", load_recipe("fedvqa_scenes", TINY).with_rows(["local"])
+    (tuned,) = chosen(recipe, root, budget=2)
+    states = [(state.name, state.state, state.round) for state in states_of(root)]
+    assert states == [(f"local/{number}/seed-100", "finished", 2) for number in (1, 2)]
+    study = read_study(root / "local").recipe
+    assert [study.method(row).local.lr for row in ("1", "2")] == [trial.values["local.lr"] for trial in tuned.trials]
+    assert not list(root.rglob("checkpoint"))
+    assert confed("report", root) == 0
+    assert "Chosen on validation data" in capfd.readouterr().out
 
 
 def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def finished(*scores: float) -> Trial:
     return Trial({}, {"local.lr": scores[-1]}, "complete", scores, 0.0)
 
 
-def test_the_headline_says_which_model_is_scored(monkeypatch: Patch) -> None:
+def test_the_headline_says_which_model_is_scored(monkeypatch: Patch, tmp_path: Path) -> None:
     from confed.engines.local import Simulation
 
     views = {"global": {"a": {"accuracy": (1.0, 10.0)}}, "personal": {"a": {"accuracy": (7.0, 10.0)}}, "unseen": {}}
@@ -35,11 +35,13 @@ def test_the_headline_says_which_model_is_scored(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Simulation, "evaluate", evaluated)
     single = load_recipe("fedvqa_scenes", TINY).method("fedavg")
-    found = {h: list(validation_scores(_headline(single, h))) for h in ("", "personal", "global_seen")}
+    found: dict[str, list[float]] = {}
+    for headline in ("", "personal", "global_seen"):
+        found[headline] = list(validation_scores(_headline(single, headline), tmp_path / f"cell-{headline}"))
     assert found == {"": [0.7], "personal": [0.7], "global_seen": [0.1]}
     # A method without such a model is judged by the other one.
     views["global"] = {}
-    assert list(validation_scores(_headline(single, "global_seen"))) == [0.7]
+    assert list(validation_scores(_headline(single, "global_seen"), tmp_path / "cell")) == [0.7]
 
 
 def _headline(recipe: Recipe, headline: str) -> Recipe:
@@ -124,7 +126,7 @@ def test_a_lead_within_noise_is_said_in_questions() -> None:
 def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: Patch) -> None:
     calls: list[float] = []
 
-    def falling(recipe: Recipe):
+    def falling(recipe: Recipe, folder: Path):
         calls.append(recipe.local.lr)
         for _ in range(6):
             yield 0.9 if len(calls) < 3 else 0.1
@@ -141,8 +143,9 @@ def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: Pa
     assert [(trial.state, len(trial.scores)) for trial in cut.trials[2:]] == [("pruned", 3)] * 2
     with refused("fedavg was tuned with --prune; do so again, or give another folder"):
         tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)
-    file = tmp_path / "cut/trials/fedavg.jsonl"
-    head, *rest = file.read_text().splitlines(keepends=True)
-    file.write_text(json.dumps({k: v for k, v in json.loads(head).items() if k != "stopping"}) + "\n" + "".join(rest))
+    index = tmp_path / "cut/fedavg/summary.json"
+    content = json.loads(index.read_text())
+    del content["terms"]["stopping"]
+    index.write_text(json.dumps(content))
     with refused("an earlier version's median rule"):
         tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)

@@ -1,7 +1,7 @@
 """Cases of the equivalence matrix: visible values of every field, visible overrides of every hook, what runs give."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from confed.federation.algorithm import Algorithm, action
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.compression import Compression
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local, Schedule
 from confed.federation.messages import Call, Flow, Message
@@ -295,12 +296,19 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 """Field of every method -> values with an effect."""
 
 
+RUN: dict[str, tuple[Any, ...]] = {
+    "uplink": (Compression(8), Compression(4, 0.3), Compression(top=0.5)),
+    "downlink": (Compression(8), Compression(4, 0.3), Compression(top=0.5)),
+}
+"""Compression of what travels -> values with an effect."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A run and the same run without one setting.
 
     Attributes:
-        table: "local", "algorithm" or "hook".
+        table: "local", "algorithm", "run" or "hook".
         name: of the field or hook.
         value: of the field.
         algorithm: the method.
@@ -314,6 +322,7 @@ class Case:
     algorithm: Algorithm
     local: Local
     without: tuple[Algorithm, Local]
+    run: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def visible(self) -> bool:
@@ -332,6 +341,11 @@ def option_case(name: str, value: Any) -> Case:
     return Case("algorithm", name, value, Plain(**{name: value}), SGD, (Plain(), SGD))
 
 
+def run_case(name: str, value: Any) -> Case:
+    """A case of a setting of what travels."""
+    return Case("run", name, value, Plain(), SGD, (Plain(), SGD), {name: value})
+
+
 def hook_case(name: str) -> Case:
     """A case of a hook; one that is not asked raises."""
     given = OVERRIDES.get(name, Override(_refused))
@@ -344,6 +358,7 @@ UNASKED = ("deployed_model", "reports", "search_space", "effective_value", "own_
 
 CASES = {f"local.{name} = {value!r}": field_case(name, value) for name in FIELDS for value in FIELDS[name][1]}
 CASES |= {f"algorithm.{n} {i}": option_case(n, value) for n, own in OPTIONS.items() for i, value in enumerate(own)}
+CASES |= {f"run.{n} {i}": run_case(n, value) for n, own in RUN.items() for i, value in enumerate(own)}
 CASES |= {f"hook {name}": hook_case(name) for name in (*OVERRIDES, *UNASKED)}
 
 
@@ -354,7 +369,7 @@ def pictures(count: int, seed: int) -> Any:
 def setup(name: str) -> Setup:
     """The run of a case, by its name; for processes that make their own."""
     case = CASES[name]
-    return setup_of(case.algorithm, case.local)
+    return setup_of(case.algorithm, case.local, **case.run)
 
 
 def setup_of(algorithm: Algorithm, local: Local, **options: Any) -> Setup:

@@ -18,9 +18,10 @@ from command import exit_code
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.runner import resume, run_study
-from confed.studies.study import create_study
+from confed.studies.study import open_study
 from confed.system import folder_lock
 from confed.system.folder_lock import LOCK, STALE, Occupied, check_held, exclusive, holder_of
+from refusals import refuses
 
 TINY = (
     "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.name=squares",
@@ -69,17 +70,13 @@ def test_the_second_process_is_told_who_is_there(tmp_path: Path, holder: subproc
 
 def test_a_run_and_a_study_that_are_under_way_are_left_alone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        run(_recipe(), folder)
+    refuses(f"process {holder.pid} on", run, _recipe(), folder)
     (folder / "recipe.toml").write_text(_recipe().to_toml())
-    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        resume(folder)
+    refuses(f"process {holder.pid} on", resume, folder)
     (folder / "recipe.toml").unlink()
-    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        create_study(_recipe("study.methods=['fedavg']"), folder)
+    refuses(f"process {holder.pid} on", open_study, _recipe("study.methods=['fedavg']"), folder, [0])
     (folder / "summary.json").write_text(json.dumps({"runs": []}))
-    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        run_study(folder)
+    refuses(f"process {holder.pid} on", run_study, folder)
     assert {path.name for path in folder.iterdir()} == {LOCK, "summary.json"}
 
 

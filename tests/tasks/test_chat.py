@@ -19,6 +19,7 @@ from confed.federation.state import ClientState
 from confed.federation.train import train
 from confed.metrics.captions import Cider
 from confed.tasks.chat import Chat, Metric
+from refusals import refuses
 
 REFERENCES = [["red ball"], ["2"], ["a cat"]]
 TEXTS = ["Red ball.", "two", "dog"]
@@ -127,18 +128,14 @@ def test_several_answers_weigh_their_share() -> None:
     ],
 )
 def test_options_out_of_range_are_named(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Chat(3, **options)
+    refuses(message, Chat, 3, **options)
 
 
 def test_missing_data_are_named() -> None:
     output, batch = written(1, 2, 3)
-    with pytest.raises(ValueError, match="reading and choosing come first"):
-        Chat(3).predictions(output, batch)
-    with pytest.raises(ValueError, match=r"need batch\['references'\]"):
-        Chat(3).reading(Letters(), REFERENCES).predictions(output, {})
-    with pytest.raises(ValueError, match="has no loss"):
-        Chat(3).loss(output, batch)
+    refuses("reading and choosing come first", Chat(3).predictions, output, batch)
+    refuses(r"need batch\['references'\]", Chat(3).reading(Letters(), REFERENCES).predictions, output, {})
+    refuses("has no loss", Chat(3).loss, output, batch)
     with pytest.raises(ValueError, match='"choice" needs a list of answers to choose from'):
         Chat(3, "choice").choosing(torch.zeros(0, 1, dtype=torch.int64))
 
@@ -158,7 +155,7 @@ class Bigrams(nn.Module):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_accumulated_steps_are_those_of_one_batch_whatever_the_answers_lengths(several: bool) -> None:
+def test_accumulated_steps_are_those_of_one_batch(several: bool) -> None:
     answers = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [1, 7, 0, 0, 0, 0, 0], [1, 3, 0, 0, 0, 0, 0], [1, 2, 4, 7, 0, 0, 0]])
     columns: dict[str, Tensor] = {"answer_tokens": answers}
     if several:

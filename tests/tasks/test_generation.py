@@ -18,6 +18,7 @@ from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import prepare
 from confed.tasks.generation import Generation, token_loss
+from refusals import refuses
 
 ANSWERS = ("yes", "no", "dark blue", "light blue", "dark red")
 
@@ -127,7 +128,7 @@ def test_only_the_k_best_first_tokens_are_compared():
     assert (few.argmax(1) == wanted.where(kept, torch.tensor(-math.inf)).argmax(1)).all()
 
 
-def test_of_candidates_with_the_same_first_token_the_earlier_are_compared():
+def test_of_equal_first_tokens_the_earlier_candidates_compete():
     answers = tuple(f"dark {word}" for word in ("red", "blue", "grey", "green", "brown"))
     tokenizer, batch = asked()
     tokenizer = mini_answer_tokenizer(["is", "it"], answers)
@@ -159,8 +160,7 @@ def test_answers_become_tokens_from_start_to_end():
     place = {word: 7 + i for i, word in enumerate(tokenizer.words)}
     assert ids.tolist() == [[start, place["yes"], end, 0], [start, place["dark"], place["blue"], end]]
     assert words_of(["T-shirt", "t shirt", "3"]) == ("t", "shirt", "3")
-    with pytest.raises(ValueError, match="the answers 'blue' and 'Blue!' have the same tokens"):
-        tokenizer.answers(["blue", "Blue!"])
+    refuses("the answers 'blue' and 'Blue!' have the same tokens", tokenizer.answers, ["blue", "Blue!"])
 
 
 def test_questions_may_lack_their_closing_token():
@@ -180,8 +180,7 @@ def test_what_does_not_fit_is_refused():
         token_loss(logits, {"answer_tokens": batch["answer_tokens"][:, :3]})
     with pytest.raises(ValueError, match="scores must be one of exact, soft, any, got 'best'"):
         Generation(3, "best")  # pyright: ignore
-    with pytest.raises(ValueError, match="answers must be at least 1"):
-        Generation(0)
+    refuses("answers must be at least 1", Generation, 0)
     assert isinstance(Generation(3), Task)
 
 
@@ -224,7 +223,7 @@ def recipe(folder: Path, model: str, task: str):
     return load_recipe(file)
 
 
-def test_clients_choose_among_their_own_answers_and_share_the_model(tmp_path: Path):
+def test_clients_choose_among_their_own_answers(tmp_path: Path):
     setup, run_data = prepare(recipe(tmp_path, "albef_mini", "generation"))
     tokens = run_data.answer_tokens
     assert tokens is not None

@@ -6,6 +6,7 @@ import torch
 from confed.federation.protocols import Output
 from confed.metrics.retrieval import ranks_of_relevant
 from confed.tasks.retrieval import Retrieval
+from refusals import refuses
 
 
 def test_ranks_count_what_is_in_front_of_the_best_relevant_item() -> None:
@@ -65,7 +66,5 @@ def test_a_larger_batch_has_more_negatives() -> None:
     ],
 )
 def test_bad_input_says_what_was_expected(scores: torch.Tensor, batch: dict[str, torch.Tensor], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Retrieval(3).loss(Output(scores, scores), batch)
-    with pytest.raises(ValueError, match="at least 2 texts, got 1"):
-        Retrieval(1)
+    refuses(message, Retrieval(3).loss, Output(scores, scores), batch)
+    refuses("at least 2 texts, got 1", Retrieval, 1)

@@ -13,6 +13,7 @@ from confed.tasks.choice import Choice
 from confed.tasks.entailment import Entailment
 from confed.tasks.nlvr2 import NLVR2
 from confed.tasks.vqa import VQA, Headline, Objective, summarise
+from refusals import refuses
 
 LOGITS = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
 TARGET = torch.tensor([[0, 1, 0.3, 0], [0, 0, 1, 0]])
@@ -69,7 +70,7 @@ def test_soft_scores_are_tallied_by_type():
     assert (both["accuracy"], both["vqa_accuracy"]) == ((2, 2), (1, 2))
 
 
-def test_tallies_of_parts_add_up_and_agree_with_loss_and_predictions():
+def test_tallies_of_parts_add_up():
     rng = torch.Generator().manual_seed(0)
     logits, label = torch.randn(50, 7, generator=rng), torch.randint(7, (50,), generator=rng)
     task, total = VQA(7), {}
@@ -109,7 +110,7 @@ def test_half_precision_and_divergence():
 
 
 @pytest.mark.parametrize("objective", ["ce", "bce"])
-def test_examples_without_a_possible_answer_are_wrong_and_have_no_loss(objective):
+def test_examples_without_an_answer_are_wrong_and_have_no_loss(objective):
     task = VQA(4, objective, types=("a", "b"))
     rng = torch.Generator().manual_seed(0)
     logits, label = torch.randn(6, 4, generator=rng), torch.tensor([0, -1, 2, 3, -1, 1])
@@ -140,8 +141,7 @@ def test_examples_without_a_possible_answer_are_wrong_and_have_no_loss(objective
 def test_labels_outside_the_vocabulary_are_named(label):
     batch = {"label": torch.tensor([0, label])}
     for call in (VQA(4).loss, VQA(4).tally):
-        with pytest.raises(ValueError, match=rf"every label must lie in \[0, 4\), got {label}"):
-            call(output(LOGITS), batch)
+        refuses(rf"every label must lie in \[0, 4\), got {label}", call, output(LOGITS), batch)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,7 @@ def test_labels_outside_the_vocabulary_are_named(label):
     ],
 )
 def test_errors_name_what_is_wrong(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refuses(message, call)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +200,14 @@ def test_tasks_of_few_answers(task, name, answers):
 
 
 def test_tasks_refuse_other_numbers_of_answers():
-    with pytest.raises(ValueError, match=r"answers must be 2 for nlvr2 .*got 3"):
-        NLVR2(3)
-    with pytest.raises(ValueError, match=r"answers must be 3 for entailment .*got 2"):
-        Entailment(2)
-    with pytest.raises(ValueError, match="answers must be at least 2 for choice, got 1"):
-        Choice(1)
+    refuses(r"answers must be 2 for nlvr2 .*got 3", NLVR2, 3)
+    refuses(r"answers must be 3 for entailment .*got 2", Entailment, 2)
+    refuses("answers must be at least 2 for choice, got 1", Choice, 1)
     texts = torch.zeros(2, 3, 8, dtype=torch.int64)
     batch = {"label": torch.tensor([0, 1]), "choices": texts}
     assert Choice(3).tally(output(torch.zeros(2, 3)), batch)["accuracy"] == (1, 2)
     for call in (Choice().loss, Choice().tally):
-        with pytest.raises(ValueError, match=r"choices must have shape \(B, 4, L\), got \(2, 3, 8\)"):
-            call(output(torch.zeros(2, 4)), batch)
+        refuses(r"choices must have shape \(B, 4, L\), got \(2, 3, 8\)", call, output(torch.zeros(2, 4)), batch)
 
 
 def test_the_headline_may_be_the_other_metric_of_the_batch() -> None:

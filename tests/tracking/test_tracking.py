@@ -20,6 +20,7 @@ from confed.tracking import follow
 from confed.tracking.backends import BACKENDS, Backend, Sent, backend_of
 from confed.tracking.follow import track
 from confed.tracking.records import MANY_PLACES, Names, TrackedRun, tracked_runs
+from refusals import refuses
 from synthetic_study import CLIENTS, ROUNDS, SCENES, make_run, make_study
 
 
@@ -330,8 +331,7 @@ def test_runs_and_studies_are_tracked_from_python(run: Path, tmp_path: Path, mon
     names = {one.name for one in load_study(folder).track("recorder", group="ours", files=False)}
     assert names == {one.name for one in track(folder, "recorder", names=Names("", "ours", ""), files=False)}
     assert all(name.startswith("ours/") for name in names)
-    with pytest.raises(ValueError, match="the tracking tool must be one of"):
-        load_run(run).track("excel")
+    refuses("the tracking tool must be one of", load_run(run).track, "excel")
 
 
 @pytest.mark.parametrize(
@@ -379,8 +379,7 @@ def test_tool_that_cannot_be_imported(run: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_missing_trackio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("confed.tracking.backends.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package trackio: pip install '\.\[track\]' -c constraints\.txt"):
-        backend_of("trackio")
+    refuses(r"needs the package trackio: pip install '\.\[track\]' -c constraints\.txt", backend_of, "trackio")
 
 
 def test_servers_of_trackio_are_refused(run: Path, databases: Path, monkeypatch: pytest.MonkeyPatch) -> None:

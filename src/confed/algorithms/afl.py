@@ -72,6 +72,7 @@ class AFL(Deploying):
         has_personal=False,
         changes=("moments.*",),
         sums=("moments.*",),
+        updates_compressible=False,
         neutral="clients send moments of features and no trained values",
         search={"ridge": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)},
         has_steps=False,

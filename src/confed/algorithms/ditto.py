@@ -42,7 +42,7 @@ class Ditto(Algorithm):
     """
 
     lam: Annotated[float, NOT_NEGATIVE] = 0.1
-    traits = Traits(group="personalisation", neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
+    traits = Traits(steps_alone=True, group="personalisation", neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
 
     @action
     @keeps_protections("record_privacy")

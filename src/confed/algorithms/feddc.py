@@ -81,6 +81,7 @@ class FedDC(Corrected):
     alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     correction: Literal["auto", "on", "off"] = "auto"
     traits = Traits(
+        steps_alone=True,
         clients_may_leave=False,
         clients_may_lack_modalities=False,
         counts_examples=True,

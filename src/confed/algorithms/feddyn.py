@@ -58,6 +58,7 @@ class FedDyn(Corrected):
 
     alpha: Annotated[float, POSITIVE] = 0.01
     traits = Traits(
+        steps_alone=True,
         clients_may_leave=False,
         clients_may_lack_modalities=False,
         counts_examples=True,

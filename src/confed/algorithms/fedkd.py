@@ -75,6 +75,7 @@ class FedKD(Algorithm):
         private_beside=True,
         synchronous="a client is sent the compressed change of the last round",
         changes=(f"{UPDATE}*",),
+        updates_compressible=False,
         neutral="every client trains two networks at once, so it never becomes FedAvg",
         search={"detach": (False, True), "reduction": ("element", "batch")},
     )

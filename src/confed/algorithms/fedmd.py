@@ -62,6 +62,7 @@ class FedMD(Algorithm):
         label="FedMD",
         group="distillation",
         has_global=False,
+        updates_compressible=False,
         neutral="scores are shared and no values of models, so it never becomes FedAvg",
         search={"digest_epochs": (1, 2, 4)},
     )

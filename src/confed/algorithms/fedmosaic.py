@@ -95,6 +95,7 @@ class FedMosaic(Algorithm):
         has_global=False,
         has_personal=True,
         clients_may_leave=False,
+        updates_compressible=False,
         aggregates=tuple(f"*.{name}" for name in RECEIVED),
         made_for="lora",
         neutral="the head and the mixture of factors are never shared",

@@ -31,7 +31,9 @@ class FedProx(Algorithm):
     """
 
     mu: Annotated[float, NOT_NEGATIVE] = 0.01
-    traits = Traits(unbatchable_reason="", neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)})
+    traits = Traits(
+        steps_alone=True, unbatchable_reason="", neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)}
+    )
 
     @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:

@@ -39,6 +39,7 @@ class FedRep(Algorithm):
     head_epochs: Annotated[int, AT_LEAST_ONE] = 1
     head: tuple[str, ...] = ()
     traits = Traits(
+        steps_alone=True,
         group="personalisation",
         has_global=False,
         in_epochs=True,

@@ -71,6 +71,7 @@ class PmcmFL(Algorithm):
         group="modalities",
         aggregates=(f"{PROTOTYPES}*",),
         sums=(f"{COUNTS}*",),
+        updates_compressible=False,
         made_for="modalities",
         neutral="its fusion of modalities is another network than the backbone's",
         search={"fusion_weight": (0.001, 0.01, 0.1)},

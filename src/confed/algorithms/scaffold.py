@@ -58,6 +58,7 @@ class Scaffold(Corrected):
     """
 
     traits = Traits(
+        steps_alone=True,
         label="SCAFFOLD",
         clients_may_leave=False,
         clients_may_lack_modalities=False,

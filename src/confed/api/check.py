@@ -149,7 +149,7 @@ def _named(kind: str, name: str) -> str:
 def _contract(kind: str, declared: Any, recipe: Recipe) -> list[tuple[str, str]]:
     """Verdicts of the contract of a kind of thing."""
     if kind == "method":
-        return check_algorithm(recipe.construct("algorithm"))
+        return check_algorithm(recipe.algorithm)
     if kind == "dataset":
         return check_dataset(declared, **{key: v for key, v in recipe.sections["data"].items() if key != "name"})
     if kind == "measure":  # a run tries it on two examples before round 1

@@ -24,7 +24,6 @@ from confed.engines.workers import start_method
 from confed.federation.checkpoint import CorruptCheckpoint
 from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
-from confed.studies.tuned import TUNING
 from confed.system import format as formats
 from confed.system.events import (
     Caution,
@@ -397,9 +396,8 @@ def interruptible(folder: Path, again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        is_saved = kind_of(folder) or (folder / TUNING).is_file()
         text = f"stopped; everything up to the last finished round is saved. Go on with {again}"
-        raise KeyboardInterrupt(text if is_saved else "stopped before anything was saved") from None
+        raise KeyboardInterrupt(text if kind_of(folder) else "stopped before anything was saved") from None
     except CorruptCheckpoint as error:
         raise ValueError(str(error)) from error
     except OSError as error:

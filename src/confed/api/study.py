@@ -16,7 +16,7 @@ from confed.results.folder import kind_of
 from confed.results.runs import StudyResults as Record
 from confed.results.runs import load
 from confed.studies.runner import Outcome, run_study
-from confed.studies.study import free_folder, growing, open_study, rows_of
+from confed.studies.study import free_folder, open_study, read_study, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -335,14 +335,14 @@ def _row(method: Method) -> str:
 
 def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
     """Execution of a study's missing runs, its tables, figures and report."""
-    grown = growing(folder)
+    study = read_study(folder)
     with showing(folder, progress, "study") as shown:
-        if grown is not None:
-            in_this_session(grown.recipe, shown)  # each run of a study computes in one process, this one where alone
-            alone = bool(grown.recipe.session_only) or grown.recipe.run.device != "cpu"
-            if workers is None or grown.recipe.session_only:
-                workers = 1 if alone else free_cores()
-        outcome = run_study(folder, shown, workers or 1)
+        in_this_session(study.recipe, shown)
+        if study.recipe.session_only:
+            workers = 1  # other processes have not made its objects
+        elif workers is None:  # each run of a study computes in one process, this one where alone
+            workers = free_cores() if study.recipe.run.device == "cpu" else 1
+        outcome = run_study(folder, shown, workers)
     if not outcome.summaries:
         raise ValueError(f"no run could be made: {next(iter(outcome.errors.values()), 'the study has none')}")
     write_study_files(folder)

@@ -5,7 +5,6 @@ from confed.cli.app import app, main
 # The order of the verbs in the help is the order in which their modules are imported.
 # isort: off
 from confed.cli import init as beginning
-from confed.cli import check as checking
 from confed.cli import run as running
 from confed.cli import compare as comparing
 from confed.cli import attack as attacking

@@ -404,14 +404,16 @@ def print_line(markup: str) -> None:
     Console().print(markup, soft_wrap=True, highlight=False)
 
 
-def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Writes a folder's report and prints its results: as a table, or as JSON."""
+def show(
+    folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool, more: Mapping[str, Any] | None = None
+) -> None:
+    """Writes a folder's report and prints its results: as a table, or as JSON, with ``more``."""
     from confed.api.run import write_folder_report
     from confed.report.tables.headline import study_table
 
     page = write_folder_report(folder)
     if as_json:
-        print_json({"folder": str(folder), "report": str(page), "runs": summaries})
+        print_json({"folder": str(folder), "report": str(page), "runs": summaries, **(more or {})})
         return
     if summaries:
         print_table(study_table(summaries))

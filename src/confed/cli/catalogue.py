@@ -394,9 +394,10 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 
 
 def _state(folder: Path) -> str:
+    from confed.results.folder import is_finished
     from confed.results.stored import read_records
 
-    if (folder / "summary.json").is_file():
+    if is_finished(folder):
         return "finished"
     if not (folder / "recipe.toml").is_file():
         return "not started"

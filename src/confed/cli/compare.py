@@ -142,9 +142,9 @@ def _of_folders(
 
 def _check_rows(recipe: "Recipe", folder: Path, judged: shared.Judged) -> None:
     """Check that what the methods are judged against is among them, or among those that are there."""
-    from confed.studies.study import growing
+    from confed.studies.study import study_in
 
-    before = growing(folder)
+    before = study_in(folder)
     rows = {*recipe.methods, *(() if before is None else before.recipe.methods)}
     for option, names in (("--reference", judged.references), ("--relative", filter(None, [judged.relative]))):
         for name in names:
@@ -282,9 +282,9 @@ def tune(
     All are tried equally often. Writes scores.csv and tuned.toml (for `confed compare --tuned`). The same command goes
     on after an interruption.
     """
-    from confed.studies.study import load_rows
+    from confed.studies.study import Grid
 
-    loaded, _ = load_rows(recipe, overrides or [], methods)
+    loaded, _ = Grid(recipe, overrides or [], methods).rows()
     folder = out or Path("runs") / f"{loaded.name}-tune"
     shared.tune_rows(loaded, folder, workers, as_json, budget=budget, seed=seed, seeds=seeds, prune=prune)
 

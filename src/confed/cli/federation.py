@@ -52,7 +52,10 @@ Overrides = Annotated[
 Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or a name.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
-Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
+Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
+Page = Annotated[int | None, typer.Option(help="Port here of a read-only page, /metrics and /healthz.")]
+Notify = Annotated[str | None, typer.Option(help="Notices to https://... or smtp://USER@HOST:PORT/TO.")]
+Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
 
 
 @app.command()
@@ -61,7 +64,7 @@ def server(
     overrides: Overrides = None,
     state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
     tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
-    sites: Annotated[Path | None, typer.Option(help="Sites and their public keys. [default: sites.json there]")] = None,
+    sites: Annotated[Path | None, typer.Option(help="Sites and their keys. [default: sites.json there]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     method: Method = None,
@@ -71,25 +74,26 @@ def server(
         typer.Option(help="Seconds for all sites to come; with --deliver, for a late one."),
     ] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
-    away: Annotated[float, typer.Option(help="Seconds without a connection that a round puts up with.")] = 60.0,
+    away: Annotated[float, typer.Option(help="Seconds away that a round puts up with.")] = 60.0,
     update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
     weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Send the server's part of split methods to be evaluated.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Evaluate split methods: send the server's part.")] = False,
     deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
     insecure: Insecure = False,
     card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
     engine: Chosen = Engine.flower,
+    page: Page = None,
+    notify: Notify = None,
+    log: Log = None,
     as_json: Json = False,
 ) -> None:
     """Run the server of a federation across machines.
 
-    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. Needs the extra "flower";
-    with --engine flare the extra "flare", and --tls is the folder that `confed federation new --engine flare` made,
-    which knows address and port.
+    Sites run `confed client` with the same recipe. Ctrl-C stops; the same command resumes. With --engine flare, --tls
+    is the kit, which knows address and port.
     """
     from confed.api.progress import StatusPage
+    from confed.deployment.monitor import monitored
     from confed.deployment.transports import Leading, transport_of
     from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
@@ -100,8 +104,13 @@ def server(
         whole, deliver, insecure,
     )  # fmt: skip
     loaded = _led(recipe, list(overrides or []), method, card)
-    with _private(), interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
-        summary = transport.lead(loaded, leading, page)
+    with (
+        _private(),
+        interruptible(state, "the same command"),
+        StatusPage(console, state, quiet=as_json) as shown,
+        monitored(shown, state, _title(loaded), page=page, notify=notify, log=log) as progress,
+    ):
+        summary = transport.lead(loaded, leading, progress)
     show(state, [summary], as_json)
 
 
@@ -119,26 +128,35 @@ def client(
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[Path | None, typer.Option(help="The merged data card, with common answers and words.")] = None,
+    card: Annotated[Path | None, typer.Option(help="The merged data card of all sites.")] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Stop training when the privacy cost of updates reaches this."),
+        typer.Option(help="Most that updates may cost in privacy."),
     ] = None,
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help="Evaluations: exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; "
-            "else exact, one per round, until --epsilon is spent]"
+            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact, one "
+            "per round, until --epsilon is spent]"
         ),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What may be asked of this site. [default: ./policy.toml]")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
+    checkpoint: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of training that a kill costs at most; 0: all.")
+    ] = 60.0,
     engine: Chosen = Engine.flower,
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
+    page: Page = None,
+    notify: Notify = None,
+    log: Log = None,
 ) -> None:
     """Take part in a federation across machines as a site.
 
@@ -146,13 +164,16 @@ def client(
     flare "flare".
     """
     from confed.deployment.manifest import check_serial
+    from confed.deployment.monitor import monitored
+    from confed.deployment.policy import policy_of
     from confed.deployment.transports import Joining, transport_of
 
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
     transport = transport_of(engine.value)
     joining = Joining(
-        site, private, server, ca, key, members, kit, epsilon, evaluations, once, patience, insecure,
+        site, private, server, ca, key, members, kit, policy_of(policy, epsilon, evaluations), once, patience,
+        insecure, checkpoint,
     )  # fmt: skip
     signature = transport.signature(joining, recipe, card, unsigned)
     if signature is not None:
@@ -160,9 +181,16 @@ def client(
     stop = threading.Event()
     with _private(), _stopping(stop):
         loaded = _handed_out(recipe, [*(overrides or []), *given], method)
-        took_part = transport.join(loaded, joining, signature, stop, notes(site))
+        title, who = _title(loaded), site or kit.resolve().name
+        with monitored(notes(site), private, title, site=who, page=page, notify=notify, log=log) as progress:
+            took_part = transport.join(loaded, joining, signature, stop, progress)
     if not took_part:
         raise typer.Exit(FAILED)
+
+
+def _title(recipe: "Recipe") -> str:
+    """Name of a run on its page and in its notices."""
+    return f"{recipe.name}, {recipe.sections['algorithm']['name']}"
 
 
 def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
@@ -245,6 +273,7 @@ def new(
     card: Annotated[Path | None, typer.Option(help="A data card, copied into all folders.")] = None,
     wheel: Annotated[Path | None, typer.Option(help="A wheel file of confed, copied into all sites' folders.")] = None,
     engine: Chosen = Engine.flower,
+    authority: Annotated[Path | None, typer.Option(help="An authority made before. [default: a new one]")] = None,
     as_json: Json = False,
 ) -> None:
     """Make certificates, keys, a folder for every site and one for the server, each with its README.
@@ -253,12 +282,12 @@ def new(
     """
     from confed.deployment.provision import AUTHORITY, Federation, names_of_data
     from confed.deployment.transports import transport_of
-    from confed.runs.cohorts import pinned
+    from confed.runs.same_recipe import pinned
 
     transport = transport_of(engine.value)
     loaded = pinned(single_recipe(recipe, list(overrides or []), method))
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
-    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel, authority)
     client_names = names_of_data(loaded, card)
     if client_names is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and there is no --card")
@@ -300,12 +329,102 @@ def sign(
     say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and recipe, card and {SITES} if they changed")
 
 
-@federation_app.command("key")
-def key(path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")]) -> None:
-    """Make a site's private key; prints the public key, for the server's sites.json."""
-    from confed.deployment.provision import make_key
+ServerFolder = Annotated[Path, typer.Argument(help="The server's folder of the federation.")]
+SiteName = Annotated[str, typer.Argument(help="Name of the site.")]
+CaKey = Annotated[Path | None, typer.Option("--key", help="The authority's private key. [default: beside the folder]")]
+Encrypt = Annotated[bool, typer.Option("--encrypt", help="Protect the key by a passphrase (CONFED_PASSPHRASE).")]
+Days = Annotated[int, typer.Option(help="Days for which the certificate is valid.")]
 
-    print(make_key(path))
+
+@federation_app.command("key")
+def key(
+    path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")], encrypt: Encrypt = False
+) -> None:
+    """Make a site's private key; prints the public key, for the server's sites.json."""
+    from confed.deployment.authority import make_key
+
+    print(make_key(path, encrypt))
+
+
+@federation_app.command("ca")
+def ca(
+    folder: Annotated[Path, typer.Argument(help="Folder for ca.key and ca.crt.")],
+    days: Days = 730,
+    encrypt: Encrypt = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="The server's folder of a federation whose sites shall trust it as well.")
+    ] = None,
+) -> None:
+    """Make a certificate authority, apart from any server; with --beside the next one of a federation."""
+    from confed.deployment.authority import make_authority
+    from confed.deployment.roster import rotate_authority
+
+    if beside is None:
+        make_authority(folder, days, encrypt)
+    else:
+        rotate_authority(beside.resolve(), folder, days, encrypt)
+        say("every site needs the new ca.crt, which holds both, before `confed federation renew --authority`")
+    say(f"made {escape(str(folder))}: keep ca.key offline")
+
+
+@federation_app.command("add")
+def add(
+    folder: ServerFolder,
+    site: SiteName,
+    public: Annotated[str, typer.Option(help="The site's public key. [default: a new key in sites/NAME]")] = "",
+    host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    key: CaKey = None,
+) -> None:
+    """Add a site; a running server lets it in at once, and it takes part from the next round."""
+    from confed.deployment.roster import add_site
+
+    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port)))
+
+
+@federation_app.command("revoke")
+def revoke(folder: ServerFolder, site: SiteName, key: CaKey = None) -> None:
+    """Take a site's key off the list; a running server refuses it at once, and the run goes on."""
+    from confed.deployment.roster import revoke_site
+
+    _tell_signed(revoke_site(folder.resolve(), site, key))
+
+
+@federation_app.command("quarantine")
+def quarantine(
+    folder: ServerFolder,
+    site: SiteName,
+    release: Annotated[bool, typer.Option("--release", help="End the quarantine.")] = False,
+) -> None:
+    """Ask a site nothing until it is released; it stays connected, and the run goes on without it."""
+    from confed.deployment.roster import quarantine_site
+
+    quarantine_site(folder.resolve(), site, release)
+    say(f"{escape(site)} {'is asked again' if release else 'is in quarantine'}")
+
+
+@federation_app.command("renew")
+def renew(
+    folder: ServerFolder,
+    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")],
+    days: Days = 365,
+    authority: Annotated[
+        Path | None, typer.Option(help="Folder of the authority. [default: beside the folder]")
+    ] = None,
+) -> None:
+    """Make a new certificate and key of the server; a running one takes them for new connections."""
+    from confed.deployment.roster import renew_server
+
+    renew_server(folder.resolve(), authority, host, days)
+    say(f"made {escape(str(folder / 'server.crt'))}, valid for {days} days")
+
+
+def _tell_signed(folders: list[Path]) -> None:
+    """Where a new manifest is, and who needs it."""
+    from confed.deployment.manifest import MANIFEST, SIGNATURE
+
+    say(f"signed in {escape(', '.join(map(str, folders)))}")
+    say(f"sites that are elsewhere need the new {MANIFEST}, {SIGNATURE} and sites.json")
 
 
 @federation_app.command("demo")

@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+from confed.federation.batches import rows
+from confed.federation.evaluate import evaluate
+from confed.federation.protocols import Counting
+from confed.federation.specs import task_spec
 from confed.prepare.own_data import Found
 from confed.prepare.recipe_draft import Training, candidates, draft
 from confed.recipes.recipe import Recipe, parse_recipe
@@ -37,15 +41,16 @@ class Tried:
     """What a trial measured of one model."""
 
     name: str
-    score: float  # share of right answers
+    metric: str  # of the score
+    score: float
     trained: int  # examples
     judged: int  # examples
     seconds: float
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {self.score:.0%} of {self.judged} validation examples right after {self.seconds:.0f} s with "
-            f"{self.trained} training examples"
+            f"{self.name}: {self.metric} {self.score:.0%} on {self.judged} validation examples, after "
+            f"{self.seconds:.0f} s with {self.trained} training examples"
         )
 
 
@@ -54,7 +59,9 @@ def choose(found: Found, encoder: str, text_encoder: str, seconds: float) -> tup
 
     None where nothing was measured: the form has one model, there are too few examples, or no time is given.
     """
-    vision, texts, why = _encoders(encoder, text_encoder, reads_texts=found.form not in ("classes",))
+    vision, texts, why = _encoders(
+        encoder, text_encoder, reads_texts=found.form not in ("classes", "labels", "objects")
+    )
     options = candidates(found.form, vision, texts)
     if len(options) < 2 or not seconds:
         return None, []
@@ -97,7 +104,7 @@ def measure(name: str, recipe: Recipe, seconds: float) -> Tried | None:
     setup, run_data = prepare(recipe)
     clients = list(run_data.clients.values())
     judging = _in_turn([iter(client.validation(LEAST)) for client in clients])
-    if sum(map(len, clients)) < FEWEST or sum(len(batch["label"]) for batch in islice(judging, len(clients))) < LEAST:
+    if sum(map(len, clients)) < FEWEST or sum(map(rows, islice(judging, len(clients)))) < LEAST:
         return None
     model: Any = Workspace(setup.model())
     model, frozen = model.model, model.frozen
@@ -118,22 +125,30 @@ def measure(name: str, recipe: Recipe, seconds: float) -> Tried | None:
     for batch in _in_turn([iter(client.train(batch_size, rng)) for client in clients]):
         step(batch)
         part.append(batch)
-        trained += len(batch["label"])
+        trained += rows(batch)
         if trained >= EXAMPLES or time.monotonic() - began > 0.5 * seconds:
             break
     for batch in chain.from_iterable([part] * (PASSES - 1)):
         if time.monotonic() - began > 0.7 * seconds:
             break
         step(batch)
-    model.eval()
-    right = judged = 0.0
-    with torch.no_grad():
+    judged = 0
+
+    def judged_in_time() -> Iterator[Any]:
+        nonlocal judged
         for batch in _in_turn([iter(client.validation(16)) for client in clients]):
-            total, count = setup.task.tally(model(batch), batch)[setup.task.metric]
-            right, judged = right + total, judged + count
+            judged += rows(batch)
+            yield batch
             if judged >= JUDGED or (judged >= LEAST and time.monotonic() - began > seconds):
-                break
-    return Tried(name, right / judged, trained, int(judged), time.monotonic() - began)
+                return
+
+    counts: dict[str, torch.Tensor] = {}
+    total, weight = evaluate(model, setup.task, judged_in_time(), counts=counts)[setup.task.metric]
+    metric, score = setup.task.metric, total / weight
+    if isinstance(setup.task, Counting):  # of labels, which are rare, a threshold says little after so short a training
+        metric = task_spec(setup.task).score
+        score = setup.task.values(counts)[metric]
+    return Tried(name, metric, score, trained, judged, time.monotonic() - began)
 
 
 def _in_turn(sources: list[Iterator[Any]]) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,23 +63,15 @@ def predict(
     labels, --image or --text alone, and --known tells it labels that are certain. One that converses is asked every
     --question in turn, with what was said before in the prompt; without --question, every line of the input.
     """
-    from confed.inference.ask import ask, unwanted
+    from confed.inference.ask import ask
 
     run, client = _asked(folder, client)
-    kind = run.answer_kind
-    given = {"question": question, "image2": picture2, "choices": choice, "text": text, "known": known}
-    if error := unwanted(kind, given | {"attention": page, "top": top}, _OPTIONS):
-        raise ValueError(error)
-    if kind == "conversations":
-        _talk(run, [one for one in (image, picture2) if one is not None], question, client, shared, as_json)
-        return
-    if kind == "captions" and image is None:
-        raise ValueError("this run's models write captions: give a picture (--image)")
-    if kind == "answers":
-        _check_question(image, question)
+    blank = Counter[bool]()
+    questions = _lines(blank) if run.answer_kind == "conversations" and question is None else question
     prediction = ask(
-        run, image, question, client, top=top, shared=shared, image2=picture2, choices=choice or (), text=text,
-        known=known or (), attention=kind == "labels" and (page is not None or as_json),
+        run, image, questions, client, top=top, shared=shared, image2=picture2, choices=choice or (), text=text,
+        known=known or (), attention=page is not None or (as_json and run.answer_kind == "labels"), names=_OPTIONS,
+        each=None if as_json else lambda answer: print(answer, flush=True),
     )  # fmt: skip
     if page is not None:
         from confed.inference.ask import write_page
@@ -87,30 +79,31 @@ def predict(
         write_page(page, prediction, image, text)
     if as_json:
         print_json(prediction | ({} if page is None else {"page": str(page)}))
-    elif kind == "captions":
-        print(prediction["caption"])
     else:
         _print_prediction(prediction, page)
+    if blank[True] and not as_json:
+        say(f"{blank.total()} lines = {blank[False]} asked + {blank[True]} left out (blank)")
 
 
-_OPTIONS = {"question": "--question", "image2": "--picture2", "choices": "--choice", "text": "--text"}
-_OPTIONS |= {"known": "--known", "attention": "--page", "top": "--top"}
+_OPTIONS = {"image": "--image", "question": "--question", "image2": "--picture2", "choices": "--choice"}
+_OPTIONS |= {"text": "--text", "known": "--known", "attention": "--page", "top": "--top"}
 """Input of :func:`confed.inference.ask.ask` -> its option."""
 
 
-def _check_question(image: Path | None, question: list[str] | None) -> None:
-    if question is not None and len(question) > 1:
-        raise ValueError(f"this run's models answer one question at a time: give one --question, got {len(question)}")
-    if image is None or question is None:
-        raise ValueError(f"this run's models answer questions: give {'a picture (--image)' if image is None else ''}"
-                         f"{' and ' if image is None and question is None else ''}"
-                         f"{'a question (--question)' if question is None else ''}")  # fmt: skip
+def _lines(blank: Counter[bool]) -> Iterator[str]:
+    """Lines of the input that say something, and how many are blank or not."""
+    for line in sys.stdin:
+        blank[not line.strip()] += 1
+        if line.strip():
+            yield line
 
 
 def _print_prediction(prediction: Mapping[str, Any], page: Path | None) -> None:
-    """Answers or labels with their probabilities, and what the model does not know."""
+    """A caption, or answers or labels with their probabilities, and what the model does not know."""
+    if "caption" in prediction:
+        print(prediction["caption"])
     if "labels" in prediction:
-        print("\n".join(_lines(prediction, max(10, sum(entry["predicted"] for entry in prediction["labels"])))))
+        print("\n".join(_label_lines(prediction, max(10, sum(entry["predicted"] for entry in prediction["labels"])))))
     for answer in prediction.get("answers", ()):
         print(f"{answer['probability']:6.1%}  {answer['answer']}")
     if prediction.get("unknown_words"):
@@ -119,31 +112,7 @@ def _print_prediction(prediction: Mapping[str, Any], page: Path | None) -> None:
         say(f"page: {escape(str(page))}")
 
 
-def _talk(
-    run: "FinishedRun",
-    images: Sequence[Path],
-    questions: list[str] | None,
-    client: str | None,
-    shared: bool,
-    as_json: bool,
-) -> None:
-    """A conversation with a model that writes free answers; without questions, lines of the input are asked."""
-    from confed.inference.ask import Talk
-
-    talk = Talk(run, images, client, shared=shared)
-    if as_json:
-        print_json(talk.asked(questions if questions is not None else [line for line in sys.stdin if line.strip()]))
-        return
-    counts = Counter[bool]()
-    for question in questions if questions is not None else sys.stdin:
-        counts[bool(question.strip())] += 1
-        if question.strip():
-            print(talk.ask(question), flush=True)
-    if counts[False]:
-        say(f"{counts.total()} lines = {counts[True]} asked + {counts[False]} left out (blank)")
-
-
-def _lines(prediction: Mapping[str, Any], shown: int) -> list[str]:
+def _label_lines(prediction: Mapping[str, Any], shown: int) -> list[str]:
     """Labels sorted by probability, with a line where those predicted end."""
     lines = [
         f"known: {one['label']} {'yes' if one['state'] else 'no'} (alone the model says {one['alone']:.1%})"

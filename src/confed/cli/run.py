@@ -1,4 +1,4 @@
-"""Verbs that run things, follow them and tell of them: run, resume, report, watch, track."""
+"""Verbs that check and run things, follow them and tell of them: check, run, resume, report, watch, track."""
 
 import json
 import time
@@ -36,6 +36,8 @@ from confed.cli.study import (
     rows_of_study,
     show_plan,
     show_sweep,
+    show_tuning,
+    tell_account,
 )
 from confed.system.collector import collector_at_rest
 from confed.system.format import duration
@@ -47,6 +49,40 @@ if TYPE_CHECKING:
 Every = Annotated[float, typer.Option(min=0.2, help="Seconds between looks at the files.")]
 _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="Python file of your own; its code is run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="What the recipe is to have instead.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="Recipe to run it with; by default drawn scenes and a tiny model.", show_default=False)
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a method, model, dataset, task or measure of your own.
+
+    It keeps the contract of its kind, and runs for a round.
+    """
+    from confed.api.check import check_file
+
+    console, faulty, all_checked = Console(highlight=False), False, []
+    for checked in check_file(file, overrides or (), recipe):
+        faulty = faulty or bool(checked.fault)
+        all_checked.append(asdict(checked))
+        if as_json:
+            continue
+        console.print(f"[bold]{escape(checked.name)}[/] ({checked.kind})")
+        for name, verdict in checked.verdicts:
+            console.print(f"  {'[green]✓[/]' if verdict == 'passed' else '–'} {escape(name)}: {escape(verdict)}")
+        if checked.fault:
+            console.print(f"  [red]✗[/] {escape(checked.fault)}")
+    if as_json:
+        print_json(all_checked)
+    if faulty:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -70,8 +106,8 @@ def run(
     with collector_at_rest():
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
-        from confed.studies.runner import run_single, run_study
-        from confed.studies.study import create_study, free_folder
+        from confed.studies.runner import run_single
+        from confed.studies.study import free_folder, is_free, open_study
 
     overrides = list(overrides or [])
     # `confed run algorithm.lam=0.5` means the default recipe
@@ -93,16 +129,20 @@ def run(
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
         return
     folder = out or free_folder(loaded.name)
+    if loaded.methods or seeds != 1:
+        if not is_free(folder):
+            again = f"continue it with `confed resume {folder}` or give another folder with --out"
+            raise ValueError(f"{folder} exists already; {again}")
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        open_study(loaded, folder, range(loaded.run.seed, loaded.run.seed + seeds), side_by_side=False)
+        finish(folder, None, as_json)
+        return
     with showing(folder, as_json, rounds=True) as display:
-        if loaded.methods or seeds != 1:
-            create_study(loaded, folder, seeds)
-            summaries = run_study(folder, display).summaries
-        else:
-            summaries = [run_single(loaded, folder, display)]
-    for key in ("account", "read"):
-        if (told := summaries[0].get("facts", {}).get(key)) and not as_json and not is_quiet():
-            say(f"data: {escape(told)}")
-    show(folder, summaries, as_json)
+        summary = run_single(loaded, folder, display)
+    if not as_json:
+        tell_account(summary)
+    show(folder, [summary], as_json)
 
 
 @app.command()
@@ -140,7 +180,11 @@ def report(
     from confed.results.folder import kind_of, run_folders
     from confed.results.runs import load
     from confed.results.sweep import read_sweep
+    from confed.studies.tune import is_tuning, tuned_so_far
 
+    if is_tuning(folder):
+        show_tuning(folder, tuned_so_far(folder), as_json)
+        return
     if kind_of(folder) == "sweep":
         if figures or methods:
             first = folder / next((point.folder for point in read_sweep(folder).points), "STUDY")

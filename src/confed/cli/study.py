@@ -25,6 +25,7 @@ from confed.cli.app import (
     console,
     default_workers,
     handling,
+    is_quiet,
     plain,
     print_json,
     print_line,
@@ -153,7 +154,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
 
     def execute(study: "StudyFolder") -> "Outcome":
         count = workers if workers is not None else default_workers(study.recipe)
-        with showing(folder, as_json) as display:
+        with showing(folder, as_json, rounds=not study.side_by_side) as display:
             return run_study(study.root, display, count)
 
     if not _finish_grid(folder, execute, as_json):
@@ -167,19 +168,19 @@ def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
     from confed.studies.runner import gather
 
     if not _finish_grid(folder, lambda study: gather(study.root), as_json, more):
-        raise ValueError(f"{folder} must be a study of `confed compare RECIPE`, or a sweep")
+        raise ValueError(f"{folder} must be a study or a sweep")
 
 
 def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any] | None = None) -> bool:
-    """Whether a folder is a sweep or a study that grows, which is executed or gathered, and shown with ``more``."""
+    """Whether a folder is a sweep or a study, which is executed or gathered, and shown with ``more``."""
     from confed.results.folder import kind_of
-    from confed.studies.study import growing
+    from confed.studies.study import study_in
     from confed.system.folder_lock import exclusive
 
     if kind_of(folder) == "sweep":
         with exclusive(folder):
             _finish_sweep(folder, execute, as_json, more or {})
-    elif (study := growing(folder)) is not None:
+    elif (study := study_in(folder)) is not None:
         _finish_study(study, execute, as_json, more or {})
     else:
         return False
@@ -195,9 +196,32 @@ def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more:
             place = _cell(study.root, first)
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
-    _show_study(outcome, _judged(study), as_json, more)
+    if study.side_by_side:
+        _show_study(outcome, _judged(study), as_json, more)
+    else:
+        if not as_json:
+            tell_account(outcome.summaries[0])
+        show(outcome.folder, outcome.summaries, as_json, {"errors": outcome.errors, **more})
+        if not as_json:
+            _tell_errors(outcome)
     if outcome.failed:
         raise typer.Exit(FAILED)
+
+
+def tell_account(summary: Mapping[str, Any]) -> None:
+    """What was read and left out of the data of a run, on standard error."""
+    for key in ("account", "read"):
+        if (told := summary.get("facts", {}).get(key)) and not is_quiet():
+            say(f"data: {escape(told)}")
+
+
+def _tell_errors(outcome: "Outcome") -> None:
+    """Why runs are not there, and where more of it is written."""
+    shown = Console()
+    for text, cells in _grouped(outcome.errors).items():
+        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
+    for cell in sorted(outcome.failed):
+        shown.print(escape(f"what went wrong in {cell}: {_cell(outcome.folder, cell)}/error.txt"), soft_wrap=True)
 
 
 def _judged(study: "StudyFolder") -> Judged:
@@ -213,12 +237,12 @@ def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[s
     from confed.report.tables.write import write_tables
     from confed.results.sweep import read_sweep
     from confed.studies.runner import borrow
-    from confed.studies.study import growing
+    from confed.studies.study import study_in
 
     sweep = read_sweep(root)
     outcomes: dict[str, Outcome] = {}
     for number, point in enumerate(sweep.points, 1):
-        study = growing(root / point.folder)
+        study = study_in(root / point.folder)
         if study is None:
             continue
         if not as_json:
@@ -236,7 +260,7 @@ def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[s
         errors |= {f"{place}/{cell}": text for cell, text in outcome.errors.items()}
     if not any(outcome.summaries for outcome in outcomes.values()):
         raise ValueError("no run could be made: " + next(iter(errors.values()), "the folder holds no study"))
-    studies = [growing(root / point.folder) for point in sweep.points]
+    studies = [study_in(root / point.folder) for point in sweep.points]
     if all(study is not None and _judged(study).gates for study in studies):
         first, *longer = [root / point.folder for point in sweep.points]
         show_gates(first, longer[0] if longer else None, root, as_json)
@@ -284,14 +308,10 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     print_table(comparison.rich())
     if written.relative:
         print_tables([comparison.relative(written.relative)])
-    shown = Console()
     if outcome.tuned:
         words = "; ".join(f"{row} {in_words(values)}" for row, values in outcome.tuned.items())
-        shown.print(escape(f"Tuned values: {words}"), highlight=False)
-    for text, cells in _grouped(outcome.errors).items():
-        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
-    for cell in sorted(outcome.failed):
-        shown.print(escape(f"what went wrong in {cell}: {_cell(outcome.folder, cell)}/error.txt"), soft_wrap=True)
+        Console().print(escape(f"Tuned values: {words}"), highlight=False)
+    _tell_errors(outcome)
     each = ", each" if len(tables) > 1 else ""
     print_line(escape(f"tables: {outcome.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"))
     if written.figures:
@@ -395,6 +415,13 @@ def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, as_json: bool
     count = workers if workers is not None else default_workers(recipe)
     with showing(folder, as_json) as display:
         rows = tune(recipe, folder, workers=count, progress=display, **terms)
+    show_tuning(folder, rows, as_json)
+    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in rows):
+        raise typer.Exit(FAILED)
+
+
+def show_tuning(folder: Path, rows: "Sequence[TunedRow]", as_json: bool) -> None:
+    """What was chosen for each row, printed."""
     if as_json:
         methods = [{**asdict(tuned), "lead": tuned.lead} for tuned in rows]
         print_json(plain({"folder": str(folder), "methods": methods}))
@@ -407,8 +434,6 @@ def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, as_json: bool
             if tuned.error:
                 print_line(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}")
         print_line(escape(f"written: {folder}/tuned.toml, scores.csv"))
-    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in rows):
-        raise typer.Exit(FAILED)
 
 
 def _tuning_table(rows: "Sequence[TunedRow]") -> "RichTable":

@@ -87,10 +87,6 @@ class TableData:
         """The same with at most so many training examples, and so many validation and test examples."""
         return self._with(self._train.take(train), self._validation.take(others), self._test.take(others))
 
-    def without_tests(self) -> "TableData":
-        """The same without test examples."""
-        return self._with(self._train, self._validation, self._test.take(0))
-
     def _with(self, *tables: Table) -> "TableData":
         other = copy(self)
         other.tables = other._read = (other._train, other._validation, other._test) = tables

@@ -191,9 +191,13 @@ def kind_of(captions: Iterable[str]) -> str:
     kind_counts: Counter[str] = Counter()
     for caption in captions:
         words = f" {' '.join(caption_words(caption))} "
-        kind_counts.update(
-            {group for thing, group in COCO_GROUPS.items() if f" {thing} " in words or f" {thing}s " in words}
-        )
+        places: dict[str, int] = {}
+        for thing, group in COCO_GROUPS.items():
+            for spelling in (f" {thing} ", f" {thing}s "):
+                place = words.find(spelling)
+                if place >= 0:
+                    places[group] = min(place, places.get(group, place))
+        kind_counts.update(sorted(places, key=places.__getitem__))
     return kind_counts.most_common(1)[0][0] if kind_counts else NO_KIND
 
 

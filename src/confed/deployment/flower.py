@@ -7,6 +7,7 @@ from typing import Any
 
 from confed.deployment.manifest import accept, check_signed, read_certificate
 from confed.deployment.provision import SITES, Federation, provision, read_sites
+from confed.deployment.roster import Roster
 from confed.deployment.server import run_server
 from confed.deployment.site import ASK_FOR_IT, open_site, signatures_by_list, signer_by_list
 from confed.deployment.transports import FederationTransport, Joining, Leading, Signature
@@ -32,24 +33,22 @@ class FlowerFederation:
         listed = leading.sites or (None if tls is None else tls / SITES)
         if listed is None:
             raise ValueError("--sites must name the list of sites and their public keys")
-        public = read_sites(listed)
-        keys = {read_public(key): name for name, key in public.items()}
-        if len(keys) < len(public):
-            raise ValueError(f"every site needs its own key; in {listed} some have the same")
+        roster = Roster(listed, read_public, lambda text: progress(Note(text)))
         certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
         with exclusive(state):
             pass  # a second server on the state is refused before it touches the first one's messages
         waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
         opened = superlink.open_superlink(
-            keys, leading.host, leading.port, certificate=certificate, key=key, waiting=waiting
+            roster, leading.host, leading.port, certificate=certificate, key=key, waiting=waiting
         )
         with opened as (grid, port):
+            roster.added, roster.changed = grid.admit, grid.renew_certificate
             without = ", without TLS" if leading.insecure else ""
             progress(Note(f"listening on {leading.host}:{port}{without}"))
             return run_server(
-                recipe, state, FlowerTransport(grid, keys), names=list(keys.values()), wait=leading.wait,
+                recipe, state, FlowerTransport(grid, roster.active), names=roster.values(), wait=leading.wait,
                 timeouts=leading.timeouts, whole=leading.whole, bounds=leading.bounds,
-                signatures=signatures_by_list(recipe, public), deliver=leading.deliver, progress=progress,
+                signatures=signatures_by_list(recipe, read_sites(listed)), deliver=leading.deliver, progress=progress,
             )  # fmt: skip
 
     def signature(self, joining: Joining, recipe: str, card: Path | None, unsigned: bool) -> Signature | None:
@@ -78,9 +77,9 @@ class FlowerFederation:
             if signature is not None:
                 accept(private, *signature)
             site = open_site(
-                recipe, joining.site, private, tell, limit=joining.epsilon, evaluations=joining.evaluations,
+                recipe, joining.site, private, tell, policy=joining.policy,
                 signer=signer_by_list(recipe, joining.site, joining.key, joining.members, signed),
-                over=stop.set if joining.once else lambda: None,
+                over=stop.set if joining.once else lambda: None, checkpoint=joining.checkpoint,
             )  # fmt: skip
             node = SuperNode(joining.server, secret, root, largest=site.largest, progress=tell)
             gone = node.serve(client_app(lambda _: site), stop, joining.patience if joining.once else math.inf)

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from confed.deployment.policy import SitePolicy, read_policy
 from confed.deployment.provision import read_sites, with_card
 from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signatures_by_list, signer_by_list, site_recipe
@@ -29,9 +30,9 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     answer), ``wait`` and ``deadline`` (seconds), ``card`` (a file) where the server holds no examples, and ``members``
     (the list of all sites' public keys), by which it leaves out who signs secure aggregation with another key. A
     SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
-    ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates
-    may cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, which sign secure
-    aggregation), and ``data-KEY`` for keys of the recipe's section ``[data]``.
+    ``policy`` (a file, see :mod:`confed.deployment.policy`), ``evaluations`` and ``epsilon`` (which narrow it), ``key``
+    and ``members`` (a private key and the list of all sites' public keys, which sign secure aggregation), and
+    ``data-KEY`` for keys of the recipe's section ``[data]``.
     """
     opened: dict[str, Site] = {}
 
@@ -49,11 +50,13 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         name = given(context, "site")
         if name not in opened:
             data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
-            evaluations, limit = config.get("evaluations"), config.get("epsilon")
+            evaluations, limit, file = config.get("evaluations"), config.get("epsilon"), _path(config, "policy")
+            policy = SitePolicy() if file is None else read_policy(file)
             opened[name] = open_site(
                 site_of_recipe := site_recipe(recipe, data, handed_out=True), name, Path(given(context, "private")),
-                limit=None if limit is None else float(limit),
-                evaluations=None if evaluations is None else str(evaluations),
+                policy=policy.narrowed(
+                    None if limit is None else float(limit), None if evaluations is None else str(evaluations)
+                ),
                 signer=signer_by_list(site_of_recipe, name, Path(str(config["key"])), _path(config, "members"))
                 if "key" in config else None,
             )  # fmt: skip
@@ -69,6 +72,7 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         run_server(
             led, state, FlowerTransport(grid), wait=float(config.get("wait", 600.0)), timeouts=timeouts,
             signatures=None if members is None else signatures_by_list(led, read_sites(members)),
+            pieces=False,  # a message of Flower's own processes takes seconds, of whatever size
         )  # fmt: skip
         write_report(state)
 

@@ -19,8 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from confed.deployment.authority import trusted
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import FAULTS, read_bounded
+from confed.system.private_keys import load_private
 
 MANIFEST = "federation.json"
 SIGNATURE = f"{MANIFEST}.sig"
@@ -58,12 +60,8 @@ def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
     """Signature of a manifest; both files are written into some folders; a fault is a ValueError."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    try:
-        key = load_pem_private_key(private, None)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the authority's key must be a private key in PEM without a password: {error}") from error
+    key = load_private(private, "the authority's key")
     data = manifest.to_bytes()
     if isinstance(key, ec.EllipticCurvePrivateKey):
         signature = key.sign(_HEADING + data, ec.ECDSA(hashes.SHA384()))
@@ -77,12 +75,7 @@ def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
 
 
 def verified(folder: Path, authority: bytes) -> Manifest:
-    """The manifest in a folder, if the authority signed it; a fault is a ValueError."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-
+    """The manifest in a folder, if an authority of those in a file of certificates signed it; else a ValueError."""
     path = folder / MANIFEST
     try:
         data = read_bounded(path)
@@ -94,23 +87,30 @@ def verified(folder: Path, authority: bytes) -> Manifest:
         ) from error
     except ValueError as error:
         raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
-    try:
-        key: Any = x509.load_pem_x509_certificate(authority).public_key()
-    except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"the certificate of the authority must be one in PEM: {error}") from error
+    if not any(_signed_by(certificate.public_key(), signature, data) for certificate in trusted(authority)):
+        raise ValueError(
+            f"{path} is not signed by the authority that this site trusts: the file was changed, or is of another "
+            "federation; ask the coordinator before you continue"
+        )
+    return _read(path, data)
+
+
+def _signed_by(key: Any, signature: bytes, data: bytes) -> bool:
+    """Whether a manifest is signed by the owner of a public key."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
             key.verify(signature, _HEADING + data, ec.ECDSA(hashes.SHA384()))
         elif isinstance(key, rsa.RSAPublicKey):
             key.verify(signature, _HEADING + data, _pss(padding, hashes), hashes.SHA384())
         else:
-            raise InvalidSignature
+            return False
     except InvalidSignature:
-        raise ValueError(
-            f"{path} is not signed by the authority that this site trusts: the file was changed, or is of another "
-            "federation; ask the coordinator before you continue"
-        ) from None
-    return _read(path, data)
+        return False
+    return True
 
 
 def check_site(
@@ -193,7 +193,8 @@ ACCEPTED = "manifests.json"
 
 def check_serial(private: Path, authority: bytes, manifest: Manifest) -> None:
     """Check that a manifest is not older than the last one that a site accepted."""
-    accepted = _manifest_serial_read(private / ACCEPTED).get(_name(authority))
+    serials = _manifest_serial_read(private / ACCEPTED)
+    accepted = max((serials[name] for name in _names(authority) if name in serials), default=None)
     if accepted is None or manifest.serial > accepted[0]:
         return
     if manifest.serial < accepted[0]:
@@ -213,19 +214,26 @@ def check_serial(private: Path, authority: bytes, manifest: Manifest) -> None:
 def accept(private: Path, authority: bytes, manifest: Manifest) -> None:
     """:func:`check_serial`, and storage of the serial number in the private folder, which is made if it is missing."""
     check_serial(private, authority, manifest)
-    path, name = private / ACCEPTED, _name(authority)
-    accepted, newest = _manifest_serial_read(path), (manifest.serial, _digest(manifest))
-    if accepted.get(name) == newest:
+    path, newest = private / ACCEPTED, (manifest.serial, _digest(manifest))
+    accepted, names = _manifest_serial_read(path), _names(authority)
+    if all(accepted.get(name) == newest for name in names):
         return
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = {
-        key: {"serial": serial, "digest": digest} for key, (serial, digest) in {**accepted, name: newest}.items()
+        key: {"serial": serial, "digest": digest}
+        for key, (serial, digest) in {**accepted, **dict.fromkeys(names, newest)}.items()
     }
     write_atomically(path, json.dumps(content, indent=1).encode())
 
 
-def _name(authority: bytes) -> str:
-    return hashlib.sha256(authority).hexdigest()
+def _names(authority: bytes) -> list[str]:
+    """Digests of the authorities in a file: with a second one the serial numbers of the first go on."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    certificates = trusted(authority)
+    single = len(certificates) == 1
+    texts = [authority] if single else [certificate.public_bytes(Encoding.PEM) for certificate in certificates]
+    return [hashlib.sha256(text).hexdigest() for text in texts]
 
 
 def _digest(manifest: Manifest) -> str:

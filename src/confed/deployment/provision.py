@@ -2,15 +2,13 @@
 
 The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
 who it is with its own key, whose public half is on the server's list. Private halves are made here for
-convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
+convenience: a site that would rather not receive one makes its own with
+:func:`confed.deployment.authority.make_key` and sends the public half.
 The authority also signs what the parties rely on, the recipe, the card and the list of sites
 (:mod:`confed.deployment.manifest`).
 """
 
-import datetime
-import ipaddress
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,9 @@ from string import Template
 from confed.data.card_files import Card, merged, read_card
 from confed.data.card_files import digest_of as digest_of_card
 from confed.datasets.card import card_of
+from confed.deployment.authority import issue_server, make_authority, make_key
 from confed.deployment.manifest import Manifest, digest_of, sign, verified
+from confed.deployment.policy import FILE as POLICY
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded
@@ -75,6 +75,7 @@ class Federation:
     days: int = 365  # how long certificates are good
     card: Path | None = None  # a card of the data (data_card), handed to all; None for none
     wheel: Path | None = None  # the wheel file of confed that sites install, handed to them; None for none
+    authority: Path | None = None  # folder of an authority that is there already; None makes one for this federation
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):
@@ -105,8 +106,10 @@ def provision(root: Path, federation: Federation) -> None:
     check_empty(root)
     server = root / "server"
     server.mkdir(parents=True)
-    (root / AUTHORITY).mkdir(mode=0o700)  # its key vouches for everything, and the server never needs it
-    authority = _certificates(server, root / AUTHORITY, federation)
+    vouching = root / AUTHORITY if federation.authority is None else federation.authority
+    if federation.authority is None:  # sites go on trusting it when the server's certificate has to be made anew
+        make_authority(vouching, 2 * federation.days)
+    authority = issue_server(server, vouching, federation.host, federation.days)
     keys: dict[str, str] = {}
     for name in federation.sites:
         folder = root / "sites" / name
@@ -114,7 +117,7 @@ def provision(root: Path, federation: Federation) -> None:
         keys[name] = make_key(folder / "key")
         write_atomically(folder / "ca.crt", authority)
     # Members of secure aggregation know each other by the keys of the list alone.
-    hand_out(root, federation, keys, keys, (root / AUTHORITY / "ca.key").read_bytes())
+    hand_out(root, federation, keys, keys, (vouching / "ca.key").read_bytes())
     flower = root / "flower"
     flower.mkdir()
     write_from_template(flower / "pyproject.toml", "flower.toml", federation)
@@ -143,6 +146,7 @@ def hand_out(
     write_from_template(root / "server" / "README.md", f"{form}server.md", federation)
     for name in federation.sites:
         write_from_template(root / "sites" / name / "README.md", f"{form}site.md", federation, name)
+        write_from_template(root / "sites" / name / POLICY, "policy.toml", federation, name)
     folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
     for folder in folders:
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
@@ -219,87 +223,6 @@ def read_sites(path: Path) -> dict[str, str]:
 def write_sites(path: Path, sites: Mapping[str, str]) -> None:
     """Write the server's list of sites."""
     write_atomically(path, json.dumps(sites, indent=1).encode())
-
-
-def make_key(path: Path) -> str:
-    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = ec.generate_private_key(ec.SECP384R1())
-    _secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-
-
-def _secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-    except FileExistsError as error:
-        raise ValueError(f"{path} is there already; a key is never overwritten") from error
-
-
-def _certificates(folder: Path, authority: Path, federation: Federation) -> bytes:
-    """The certificates of an authority, whose key goes into a folder of its own, and of the server; the former's."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    # An hour of grace for clocks that are behind.
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
-    end = start + datetime.timedelta(days=federation.days, hours=1)
-    # Sites go on trusting the authority when the server's certificate has to be made anew.
-    end_of_authority = end + datetime.timedelta(days=federation.days)
-
-    def named(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
-
-    def begun(subject: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime.datetime) -> x509.CertificateBuilder:
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(root_name).public_key(key)
-        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(until)
-
-    root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    root_name = named("confed federation authority")
-    root = begun(root_name, root_key.public_key(), end_of_authority)
-    root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    root = root.add_extension(_usage(authority=True), critical=True)
-    root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
-    root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
-    names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
-    certificate = begun(named(federation.host), key.public_key(), end)
-    certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    certificate = certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    certificate = certificate.add_extension(_usage(authority=False), critical=True)
-    certificate = certificate.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
-    certificate = certificate.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
-    for path, secret in ((authority / "ca.key", root_key), (folder / "server.key", key)):
-        _secret(path, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    vouching = root.public_bytes(Encoding.PEM)
-    write_atomically(folder / "ca.crt", vouching)
-    write_atomically(folder / "server.crt", certificate.public_bytes(Encoding.PEM))
-    return vouching
-
-
-def _alternative(name: str):  # pyright: ignore[reportUnknownParameterType]  # cryptography is imported where it is used
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _usage(*, authority: bool):  # pyright: ignore[reportUnknownParameterType]
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
 
 
 def write_from_template(path: Path, template: str, federation: Federation, site: str = "") -> None:

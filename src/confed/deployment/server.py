@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -356,6 +356,7 @@ class SiteRunner(Runner):
 # Server of a federation across machines -----------------------------------------------------------------------
 
 REPLIES = ".replies"  # what the name of the folder beside the run folder ends with in which replies wait for their turn
+PIECES = ".pieces"  # and of the one with the bodies of messages that are on their way
 ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
@@ -383,7 +384,7 @@ def run_server(
     root: Path,
     transport: Transport,
     *,
-    names: Sequence[str] = (),
+    names: Collection[str] = (),
     wait: float = 600.0,
     coming: Sequence[str] = (),
     timeouts: Timeouts | None = None,
@@ -391,6 +392,7 @@ def run_server(
     bounds: Bounds | None = None,
     signatures: SignatureCheck | None = None,
     deliver: bool = False,
+    pieces: bool = True,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Run of a recipe with sites as clients, begun or continued in a run folder."""
@@ -415,6 +417,10 @@ def run_server(
     leader = _Leader(
         recipe, setup, run_data, _folder(root, recipe), expected, bool(names), wait, coming, whole, absent, progress
     )
+
+    def listed_now() -> list[str]:
+        return [name for name in _expected_sites(setup, ()) if not names or name in names]
+
     late = LateSites(expected, wait) if deliver else None
     what = f"waiting for {len(expected)} sites" if late is None else "waiting for late sites"
     progress(RunProgress(0, setup.rounds, "starting", what))
@@ -423,18 +429,24 @@ def run_server(
             setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
             progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
             bounds=Bounds() if bounds is None else bounds, memory=root,
+            pieces=root.with_name(f"{root.name}{PIECES}") if pieces else None,
         )  # fmt: skip
         with closing(remote):
             newcomers = None if late is None else late.gather(remote.sites)
             if newcomers == []:
                 break
-            summary = leader.lead(remote, newcomers)
+            try:
+                summary = leader.lead(remote, newcomers, listed_now)
+            except SitesAdded as added:
+                members = {*leader.expected, *added.names}
+                leader = replace(leader, expected=[n for n in listed_now() if n in members], coming=added.names)
+                continue
         if late is None:
             return summary
     return json.loads(leader.folder.summary.read_text(encoding="utf-8"))
 
 
-def _expected_sites(setup: Setup, names: Sequence[str]) -> list[str]:
+def _expected_sites(setup: Setup, names: Collection[str]) -> list[str]:
     """The sites that a server waits for, in the order of the clients."""
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
     if setup.algorithm.traits.centralised:
@@ -471,6 +483,14 @@ class LateSites:
             time.sleep(sites.timeouts.interval)
 
 
+class SitesAdded(Exception):
+    """Sites were put on the list in a run and are connected: it goes on with them from the last round."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
 @dataclass(frozen=True)
 class _Leader:
     """A run that is led from its members' introductions to their farewell."""
@@ -487,8 +507,10 @@ class _Leader:
     absent: Sequence[str]
     progress: Progress
 
-    def lead(self, remote: Remote, newcomers: Sequence[str] | None) -> dict[str, Any]:
-        """A whole run, or the delivery of its final models to newcomers."""
+    def lead(
+        self, remote: Remote, newcomers: Sequence[str] | None, listed_now: Callable[[], list[str]]
+    ) -> dict[str, Any]:
+        """A whole run, or the delivery of its final models to newcomers; a SitesAdded where one came in between."""
         members, left_out = self._members(remote, newcomers)
         counted, heavy = bounded_members(members, _weight_bound(self.setup.algorithm, remote.bounds))
         for name, sentence in heavy.items():
@@ -511,9 +533,21 @@ class _Leader:
         runner.examples = {info.id: {"train": info.num_examples} for info in members}
         runner.left_out = left_out
         runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
-        summary = runner.run()
+
+        def added() -> list[str]:
+            remote.sites.look()
+            return [name for name in listed_now() if name not in self.expected and name in remote.sites.lines]
+
+        runner.stopping = lambda: bool(added())
+        try:
+            summary = runner.run()
+        except KeyboardInterrupt:
+            if not (names := added()):
+                raise
+            remote.remember()
+            raise SitesAdded(names) from None
         remote.remember()
-        remote.sites.farewell(10.0)
+        remote.take_leave()
         return summary
 
     def _members(

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from confed.deployment.manifest import MANIFEST, verified
+from confed.deployment.policy import PolicyGuard, SitePolicy
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import common_ground
 from confed.engines.perform import Setup
@@ -22,7 +23,11 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import file_name
 from confed.federation.params import Params
 from confed.federation.state import ClientState
+<<<<<<< HEAD
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.evaluation_policy import EvaluationPolicy
+=======
+>>>>>>> room-lead
 from confed.privacy.secure_sum.signatures import ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
@@ -173,19 +178,21 @@ def open_site(
     private: Path,
     progress: Progress = ignore,
     *,
-    limit: float | None = None,
-    evaluations: str | None = None,
+    policy: SitePolicy | None = None,
     signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
+    checkpoint: float = EVERY,
 ) -> Site:
     """Client end of a federation, ready to answer requests."""
+    policy = SitePolicy() if policy is None else policy
+    policy.check_recipe(recipe)
     torch.set_num_threads(recipe.run.threads)
     check_device(recipe, alone=True)
     setup, run_data = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:
         raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
-    policy = None if evaluations is None else EvaluationPolicy.parse(evaluations)
+    policy.check_records(setup, info)
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
 
@@ -197,9 +204,15 @@ def open_site(
             progress(Note(f"no final model was handed to this site: {ASK_FOR_IT}"))
         over()
 
-    out = run_data.dataset.unreadable
+    out, audit = run_data.dataset.unreadable, private / "audit.jsonl"
     return Site(
+<<<<<<< HEAD
         setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
-        limit=limit, evaluations=policy, signer=signer, over=ended, final=final,
+        limit=limit, evaluations=policy, signer=signer, over=ended, final=final, checkpoint=checkpoint,
+=======
+        setup, info, private, common=common_ground(recipe, run_data), audit=audit, progress=progress,
+        limit=policy.client_epsilon, evaluations=policy.on_evaluations, guard=PolicyGuard(policy, audit),
+        signer=signer, over=ended, final=final,
+>>>>>>> room-lead
         left_out={} if out is None else out.examples.get(client, {}),
     )  # fmt: skip

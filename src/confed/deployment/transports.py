@@ -12,9 +12,11 @@ from threading import Event
 from typing import Any, Literal, Protocol
 
 from confed.deployment.manifest import Manifest
+from confed.deployment.policy import SitePolicy
 from confed.deployment.provision import Federation
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
+from confed.federation.step_checkpoints import EVERY
 from confed.recipes.recipe import Recipe
 from confed.system.events import Progress
 
@@ -42,7 +44,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Joining:
-    """How a site takes part: who it is, the server, its key or kit, and what its answers may cost."""
+    """How a site takes part: who it is, the server, its key or kit, and what may be asked of it."""
 
     site: str
     private: Path
@@ -51,11 +53,11 @@ class Joining:
     key: Path = Path("key")
     members: Path | None = None
     kit: Path = Path(".")
-    epsilon: float | None = None
-    evaluations: str | None = None
+    policy: SitePolicy = field(default_factory=SitePolicy)
     once: bool = False
     patience: float = 3600.0
     insecure: bool = False
+    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
 
 
 class FederationTransport(Protocol):

@@ -24,6 +24,7 @@ from torch import Tensor
 from confed.engines.participation import Participation, Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.compression import Compression
 from confed.federation.equivalence import unbuffered_hook
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Params, is_change
@@ -67,10 +68,18 @@ def unsupported_reason(algorithm: Algorithm) -> str:
 
 
 def check_buffered(
-    settings: Buffered, algorithm: Algorithm, participation: Participation, clients: int, concurrency: int
+    settings: Buffered,
+    algorithm: Algorithm,
+    participation: Participation,
+    clients: int,
+    concurrency: int,
+    downlink: Compression,
 ) -> None:
     """Check that a method and a federation can have asynchronous rounds."""
-    if reason := unsupported_reason(algorithm):
+    reason = unsupported_reason(algorithm)
+    if not downlink.plain:
+        reason = reason or "with run.downlink all clients of a round train from the same model; leave it out"
+    if reason:
         raise ValueError(f"run.async.buffer must be 0 for {algorithm.title}, got {settings.size}: {reason}")
     if participation.joins or participation.leaves:
         raise ValueError(f"run.async.buffer must be 0 together with run.joins and run.leaves, got {settings.size}")

@@ -1,4 +1,4 @@
-"""Dispatch of calls to whoever answers them: worker processes, actors of a cluster, or sites on other machines.
+"""Dispatch of calls to whoever answers them: this process, workers, actors of a cluster, or sites on other machines.
 
 There is one loop and one account of calls, in :class:`Dispatcher` and :class:`Batch`. Who answers, and how calls get
 there, is in the classes that extend them. Between processes of one owner a call is bytes: a JSON head, the message and
@@ -105,6 +105,10 @@ class Dispatcher(ABC):
     @abstractmethod
     def _reply(self, batch: Any, position: int) -> Reply | None:
         """The reply that the outcome of a call is; None if it was lost, and the call waits again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases processes, connections and files."""
 
 
 # Calls and replies as bytes, for processes of one owner -----------------------------------------------------------

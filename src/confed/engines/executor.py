@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from inspect import isroutine
@@ -13,13 +14,14 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confed.engines.dispatch import Batch, Dispatcher
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
 from confed.engines.ray.speed import fingerprint
 from confed.engines.usage import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
-from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_setting
+from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_run, unstacked_setting
 from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
@@ -210,7 +212,7 @@ def answer_together(
     if isinstance(messages, str):
         return messages
     return [
-        accepted(call, message, old, new, store, setup.local.lr)
+        accepted(setup, call, message, old, new, store, round)
         for call, message, old, new in zip(calls, messages, before, after, strict=True)
     ]
 
@@ -336,14 +338,16 @@ class Executor(Protocol):
         ...
 
 
-@runtime_checkable
-class Closable(Protocol):
-    """An executor with processes or connections to release."""
+@dataclass
+class LocalBatch(Batch):
+    """Calls that this process answers; an outcome is the reply."""
 
-    def close(self) -> None: ...
+    store: Store = field(kw_only=True)
+    at_once: int = field(kw_only=True)  # how many of the calls are answered at once
+    one_by_one: int = 0  # the call before which clients are not answered at once
 
 
-class InProcess:
+class InProcess(Dispatcher):
     """Answers calls in this process, when they are asked for: one by one, or those of several clients at once."""
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
@@ -351,7 +355,8 @@ class InProcess:
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
         # with batch_clients, why clients were trained one by one, the first reason; "" where none were
-        self.unbatchable_reason = unbatchable_training(setup.algorithm) if setup.batch_clients > 1 else ""
+        unfollowed = unbatchable_training(setup.algorithm) or unstacked_run(setup)
+        self.unbatchable_reason = unfollowed if setup.batch_clients > 1 else ""
         # the same of the evaluation of own models
         self.unbatchable_evaluation_reason = unbatchable_evaluation(setup.algorithm) if setup.batch_clients > 1 else ""
         self._together = 1 if self.unbatchable_reason else setup.batch_clients
@@ -359,13 +364,12 @@ class InProcess:
         self._features: FrozenFeatures | FeatureCounts | None = None
         self._passes = StackedPasses(self.workspace.model)
 
-    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+    @contextmanager
+    def _opened(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[LocalBatch]:
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
             keep_data(self._setup, self.workspace)
-        size = self._at_once(calls)
-        for start in range(0, len(calls), size):
-            yield from self._answers(calls[start : start + size], store, round)
+        yield LocalBatch(calls, round, store=store, at_once=self._at_once(calls))
 
     def _at_once(self, calls: Sequence[Call]) -> int:
         """How many of the calls are answered at once."""
@@ -374,22 +378,35 @@ class InProcess:
         at_once = all(call.action == "evaluate" and call.message.scalars.get("at_once", False) for call in calls)
         return self._evaluated_together if at_once else 1
 
-    def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        if len(calls) > 1:
-            answers = answer_together(self._setup, self.workspace, calls, store, round, self._passes)
-            if not isinstance(answers, str):
+    def _feed(self, batch: LocalBatch) -> None:
+        """Nothing is computed ahead of time."""
+
+    def _await(self, batch: LocalBatch, position: int) -> None:
+        if position in batch.done:
+            return
+        calls = batch.calls[position : position + batch.at_once]
+        if position >= batch.one_by_one and len(calls) > 1:
+            replies = answer_together(self._setup, self.workspace, calls, batch.store, batch.round, self._passes)
+            if not isinstance(replies, str):
                 self._save()
-                yield from answers
+                batch.done.update(enumerate(replies, position))
                 return
-            if calls[0].action == "fit":
-                self.unbatchable_reason = self.unbatchable_reason or answers
-            elif answers != FEW:
-                self.unbatchable_evaluation_reason = self.unbatchable_evaluation_reason or answers
-        for call in calls:
-            with self.timeline.span(call.client.id, call.action):
-                reply = answer(self._setup, self.workspace, call, store, round)
-            self._save()
-            yield reply
+            self._note_reason(calls[0].action, replies)
+            batch.one_by_one = position + len(calls)
+        call = calls[0]
+        with self.timeline.span(call.client.id, call.action):
+            batch.done[position] = answer(self._setup, self.workspace, call, batch.store, batch.round)
+        self._save()
+
+    def _note_reason(self, action: str, reason: str) -> None:
+        """Why clients were not answered at once, the first reason."""
+        if action == "fit":
+            self.unbatchable_reason = self.unbatchable_reason or reason
+        elif reason != FEW:
+            self.unbatchable_evaluation_reason = self.unbatchable_evaluation_reason or reason
+
+    def _reply(self, batch: LocalBatch, position: int) -> Reply:
+        return batch.done.pop(position)
 
     def _save(self) -> None:
         if isinstance(self._features, FrozenFeatures):

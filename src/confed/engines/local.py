@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from confed.engines.buffered import Arrivals, Buffered, BufferedRound, UpdateSource, check_buffered
-from confed.engines.executor import Closable, Executor, InProcess
+from confed.engines.dispatch import Dispatcher
+from confed.engines.executor import Executor, InProcess
 from confed.engines.participation import Members, Participation, Population
-from confed.engines.perform import Setup, Workspace, perform
+from confed.engines.perform import Setup, Workspace, opened, perform
 from confed.engines.usage import SPANS, Ledger, Span, Timeline, Traffic
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.compression import Downlink
 from confed.federation.equivalence import unbatchable_evaluation
 from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
@@ -120,7 +122,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.arrivals: UpdateSource | None = None
         if buffered is not None:
             concurrency = self.cohort(len(setup.population))
-            check_buffered(buffered, setup.algorithm, self.participation, len(setup.population), concurrency)
+            check_buffered(
+                buffered, setup.algorithm, self.participation, len(setup.population), concurrency, setup.downlink
+            )
             self.arrivals = Arrivals(buffered, setup.population, concurrency, setup.seed)
         self.store, self.lenient = store, lenient
         self.unanswered = dict[str, str]()
@@ -132,7 +136,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         self.executor = InProcess(setup) if executor is None else executor
 
     def __exit__(self, *exception: object) -> None:
-        if isinstance(self.executor, Closable):
+        if isinstance(self.executor, Dispatcher):
             self.executor.close()
 
     def start(self, workspace: Workspace) -> dict[str, ServerState]:
@@ -182,8 +186,9 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             if calls and calls[0].session:  # what the server does before it reads the first reply
                 timeline.add(server, calls[0].action, began, time.perf_counter())
             failed = 0
-            for number, (call, reply) in enumerate(zip(calls, answers, strict=True), 1):
-                ledger.count(call, reply)
+            for number, (call, sent) in enumerate(zip(calls, answers, strict=True), 1):
+                ledger.count(call, sent)
+                reply = opened(self.setup, call, sent)
                 self.answered(round, number, len(calls))
                 if reply.error is not None:
                     failed += 1
@@ -375,6 +380,12 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             population = {"clients": present, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():
                 server = replace(servers[name], **population, local=setup.local)
+                if not setup.downlink.plain:
+                    told = Downlink(setup.downlink, server, setup.seed, round)
+                    round_flow = partial(flow, told.server, cohort)
+                    state, records = _drive(simulation, round_flow, round, records, name, timeline, told.exchange)
+                    servers[name] = told.after(state)
+                    continue
                 if simulation.arrivals is None:
                     round_flow = partial(flow, server, cohort)
                     servers[name], records = _drive(simulation, round_flow, round, records, name, timeline)

@@ -7,7 +7,7 @@ What a run is made of (:class:`Setup`), the model its clients take turns in (:cl
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from confed.engines.participation import Population
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Journal, NoiseSource, Session, SignatureCheck, Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.compression import ACTION, UPLINK, Compression, Uplink, check_compression, received
 from confed.federation.device_tables import DeviceTables, on_device
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
@@ -26,6 +27,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
+from confed.federation.step_checkpoints import StepCheckpoints
 from confed.privacy import protections
 from confed.privacy.protections import check_reply, first_non_finite
 
@@ -130,6 +132,9 @@ class Setup:
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
         measures: numbers by which final models are judged beside the tasks' own.
+        uplink: what is left out of clients' updates.
+        downlink: what is left out of what servers send to clients that train.
+        checkpoints: where a site's training writes how far it has come; None in the simulator.
     """
 
     algorithm: Algorithm
@@ -153,9 +158,13 @@ class Setup:
     device_data: int = 0
     signatures: SignatureCheck | None = None
     measures: tuple[Measure, ...] = ()
+    uplink: Compression = field(default=Compression())
+    downlink: Compression = field(default=Compression())
+    checkpoints: StepCheckpoints | None = None
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
+        check_compression(self.algorithm, self.uplink, self.downlink)
         kind = type(self.algorithm)
         if not self.algorithm.server.plain and kind.aggregate is not Algorithm.aggregate:
             raise ValueError(
@@ -170,6 +179,12 @@ class Setup:
         if self.compile:
             model.compile()  # in place: names of tensors stay
         return model
+
+    def uplink_of(self, call: Call) -> Uplink | None:
+        """How the reply to a call is compressed; None where it is not."""
+        if self.uplink.plain or call.action != ACTION:
+            return None
+        return Uplink(self.uplink, self.algorithm.traits.changes, self.algorithm.traits.sums)
 
     def task_of(self, client_id: str) -> Task:
         """What is asked of the model at a client or an observer."""
@@ -226,6 +241,7 @@ def client_of(
         secret=setup.secret,
         measures=setup.measures,
         record_privacy=setup.algorithm.record_privacy,
+        checkpoints=setup.checkpoints,
     )
 
 
@@ -246,15 +262,19 @@ def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: 
 
 def _answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
     before = store.load(call.client.id)
+    state = before.copy()
     try:
-        message, after = perform(setup, workspace, call, before.copy(), round)
+        call = replace(call, message=received(call.sent, state, setup.downlink), wire=None)
+        message, after = perform(setup, workspace, call, state, round)
     except Exception as error:
         return Reply(call.client, Message(), f"{type(error).__name__}: {error}")
-    return accepted(call, message, before, after, store, setup.local.lr)
+    return accepted(setup, call, message, before, after, store, round)
 
 
-def accepted(call: Call, message: Message, before: ClientState, after: ClientState, store: Store, rate: float) -> Reply:
-    """The reply to a call, and the client's state saved; or an error where what was trained is not finite."""
+def accepted(
+    setup: Setup, call: Call, message: Message, before: ClientState, after: ClientState, store: Store, round: int
+) -> Reply:
+    """The reply to a call as it travels, and the client's state saved; or an error where a value is not finite."""
     reply = check_reply(call, Reply(call.client, message))
     if reply.error is not None:
         return reply
@@ -264,12 +284,31 @@ def accepted(call: Call, message: Message, before: ClientState, after: ClientSta
     loss = message.scalars.get("loss", 0.0)
     if lost is not None or not math.isfinite(float(loss)):
         what = f"private tensor {lost!r} holds" if lost is not None else f"training loss is {loss}, it has met"
-        why = f"training diverged at local.lr = {rate:g}: {what} a NaN or an infinity; a smaller rate may do"
+        why = f"training diverged at local.lr = {setup.local.lr:g}: {what} a NaN or an infinity; a smaller rate may do"
         return Reply(call.client, Message(), f"ValueError: {why}")
+    if (uplink := setup.uplink_of(call)) is not None:
+        try:
+            sent = uplink.send(
+                message, call.message.tensors, after, generator(setup.seed, round, call.client.id, UPLINK)
+            )
+        except ValueError as error:
+            return Reply(call.client, Message(), f"ValueError: {error}")
+        reply = replace(reply, message=sent)
     # Evaluation changes nothing; most methods' clients keep nothing: no write without need.
     if changed(before, after):
         store.save(call.client.id, after)
     return reply
+
+
+def opened(setup: Setup, call: Call, reply: Reply) -> Reply:
+    """A reply as the method expects it, of what has travelled; its error where that is nothing that clients send."""
+    uplink = setup.uplink_of(call)
+    if uplink is None or reply.error is not None or reply.wire_bytes is not None:
+        return reply
+    try:
+        return replace(reply, message=uplink.opened(call, reply.message))
+    except ValueError as error:
+        return Reply(call.client, Message(), f"ValueError: update refused: {error}")
 
 
 def changed(before: ClientState, after: ClientState) -> bool:

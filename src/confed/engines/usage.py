@@ -43,8 +43,8 @@ class Ledger:
         return Ledger(dict(self.up), dict(self.down), dict(self.actions))
 
     def count(self, call: Call, reply: Reply) -> None:
-        name, down = call.client.id, size(call.message)
-        up = size(reply.message) if reply.error is None else 0
+        name, down = call.client.id, size(call.sent)
+        up = 0 if reply.error is not None else reply.wire_bytes or size(reply.message)
         self.down[name] = self.down.get(name, 0) + down
         if reply.error is None:
             self.up[name] = self.up.get(name, 0) + up

@@ -191,7 +191,7 @@ class Workers(ProcessExecutor[bytes]):
         state = encode_state(batch.store.load(call.client.id))
         # Where the worker has died, collecting its reply finds that out and says so.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for field in (call_head(call, batch.round), batch.messages.of(call.message), state):
+            for field in (call_head(call, batch.round), batch.messages.of(call.sent), state):
                 pipe.send_bytes(field)
 
     def _collect(self, batch: ProcessBatch[bytes]) -> None:

@@ -17,6 +17,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
+from confed.federation.step_checkpoints import StepCheckpoints
 from confed.federation.traits import GlobalModel
 
 
@@ -114,6 +115,7 @@ class Client:
         secret: where noise on values that a server may ask for again comes from at a site; None in the simulator.
         measures: numbers by which final models are judged beside the task's own.
         record_privacy: clipping and noise on the gradients of examples, which training follows.
+        checkpoints: where training writes how far it has come, at a site; None in the simulator.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -139,6 +141,7 @@ class Client:
     secret: NoiseSource | None = None
     measures: Sequence[Measure] = ()
     record_privacy: RecordPrivacy | None = None
+    checkpoints: StepCheckpoints | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:

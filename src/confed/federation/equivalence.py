@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.evaluation import Evaluation
 from confed.federation.local import Local, Schedule
 
@@ -51,6 +52,7 @@ class Row:
 
 _RATES = "the rates of clients with different numbers of steps differ"
 _PROTECTED = "each update is protected before it leaves its client"
+_ROUNDED = "a last digit may decide which way a value is rounded"
 _OUTSIDE = Row(in_rounds=False)
 
 LOCAL: Mapping[str, Row] = {
@@ -80,6 +82,14 @@ OPTIONS: Mapping[str, Row] = {
     "record_privacy": Row(stacks=(None,), reason="the gradient of each example is clipped"),
 }
 """Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
+
+RUN: Mapping[str, Row] = {
+    "uplink": Row(stacks=(Compression(),), reason=_ROUNDED),
+    "downlink": Row(
+        stacks=(Compression(),), buffered="refused", reason=_ROUNDED + "; clients would begin with several"
+    ),
+}
+"""Compression of what travels, :class:`confed.federation.compression.Compression`."""
 
 HOOKS: Mapping[str, Row] = {
     "configure": Row(),
@@ -153,6 +163,20 @@ def unstacked_setting(local: Local, only: Sequence[str] | None = None) -> str:
     return _unfollowed(local, LOCAL, "local", names)
 
 
+def unstacked_run(setup: object) -> str:
+    """Why stacked training does not follow how a run's messages travel, as the end of a sentence; "" where it does."""
+    return _unfollowed(setup, RUN, "run", list(RUN))
+
+
+def follows_steps(algorithm: Algorithm, local: Local) -> bool:
+    """Whether a client's training can go on from its tensors, its optimiser and its position alone."""
+    kind = type(algorithm)
+    plain = kind.fit is Algorithm.fit and kind.objective is Algorithm.objective
+    # Noise on gradients is drawn anew, and moments of 8 bits lie in the buffers of a library.
+    followed = algorithm.record_privacy is None and local.optimizer != "adamw8bit"
+    return followed and (plain or algorithm.traits.steps_alone)
+
+
 def unbuffered_hook(algorithm: Algorithm) -> str:
     """Why asynchronous rounds do not follow a method's hooks, as the end of a sentence; "" where they do."""
     for name in overridden(algorithm):
@@ -171,7 +195,11 @@ def _unfollowed(holder: object, rows: Mapping[str, Row], section: str, names: Se
             return f"{section}.{name} is not known to stacked training"
         stacks = rows[name].stacks
         if stacks is not None and value not in stacks:
-            which = "" if stacks == (None,) else f"is {_shown(value)}, stacked are {', '.join(map(_shown, stacks))}: "
+            which = (
+                ""
+                if stacks in ((None,), (Compression(),))
+                else f"is {_shown(value)}, stacked are {', '.join(map(_shown, stacks))}: "
+            )
             return f"{section}.{name} {which or 'is set: '}{rows[name].reason}"
     return ""
 

@@ -50,6 +50,7 @@ class Call:
         session: one of several calls in a row between which the client goes on where it stopped. Where an engine
             can, it lets the client keep a separate workspace in the meantime (:attr:`Client.session`). That every
             client of such a call failed does not end the run: the flow says whether it can go on.
+        wire: what travels in place of the message, where that is compressed.
     """
 
     client: ClientInfo
@@ -57,15 +58,26 @@ class Call:
     message: Message
     expects: Params | None = None
     session: bool = False
+    wire: Message | None = None
+
+    @property
+    def sent(self) -> Message:
+        """What travels to the client."""
+        return self.message if self.wire is None else self.wire
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A client's answer; a failure is an answer with ``error`` (type and message), never an exception."""
+    """A client's answer; a failure is an answer with ``error`` (type and message), never an exception.
+
+    Attributes:
+        wire_bytes: what it took to travel, where that is not the size of the message.
+    """
 
     client: ClientInfo
     message: Message
     error: str | None = None
+    wire_bytes: int | None = None
 
 
 Flow = Generator[Sequence[Call], Iterable[Reply], ServerState]

@@ -19,6 +19,7 @@ from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind
 from confed.federation.record_gradients import BATCH_NORMS, private_steps
 from confed.federation.specs import Contrasting, WeighsBatches
+from confed.federation.step_checkpoints import Position, TrainingCheckpoint
 from confed.federation.teacher import global_features, global_logits, once_per_round, teacher
 
 if TYPE_CHECKING:
@@ -97,8 +98,16 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     steps = local.round_steps(epoch) if epochs is None else epochs * epoch
     # Fine-tuning after the last round has a separate schedule.
     begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
+    checkpoint, begin = _checkpoint(client), 0
     total, taken = torch.zeros((), device=device), 0
+    if checkpoint is not None:
+        position = checkpoint.position(optimizer, device)
+        begin, total, taken = position.step, position.total, position.updates
     for step, losses in enumerate(_steps(client, objective, learning, order, epochs, pairs)):
+        if step < begin:  # done before this process was started
+            continue
+        if checkpoint is not None:
+            checkpoint.resume_random_numbers()
         for loss in losses:
             if scheduled:
                 progress = local.progress(begun + step / steps, rounds, epoch, taken)
@@ -108,8 +117,20 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
             optimizer.step()
             total += loss
             taken += 1
+        if checkpoint is not None:
+            checkpoint.save_if_due(Position(step + 1, taken, total), optimizer)
+    if checkpoint is not None:
+        checkpoint.resume_random_numbers()  # where no step was left
     _clear(parameters)
     return float(total) / max(taken, 1)
+
+
+def _checkpoint(client: "Client") -> TrainingCheckpoint | None:
+    """Where this training writes how far it has come, at a site."""
+    if client.checkpoints is None:
+        return None
+    own = (Scope.SHARED, Scope.PRIVATE)
+    return client.checkpoints.next_training({n: t for n, t in client.tensors.items() if client.scopes[n] in own})
 
 
 def _steps(

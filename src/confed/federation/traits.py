@@ -14,7 +14,9 @@ GlobalModel = Literal["alone", "with own parts", "none"]
 """What is global of a method on a model: a model that answers anywhere; one that answers only with parts that each
 client keeps to itself, such as its head or one factor of LoRA, so not in unseen places; or nothing."""
 
-_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "unbatchable_reason")
+_OF_THE_CLASS = (
+    "label", "group", "neutral", "search", "has_steps", "steps_alone", "unbatchable_reason", "updates_compressible",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class Traits:
         clients_may_lack_modalities: False where the server's sums are over all clients.
         counts_examples: the server needs the number of training examples of all clients
             (:attr:`confed.federation.state.ServerState.examples`), which costs a look at every client.
+        updates_compressible: the tensors of replies to ``fit`` are new values of what was received, or ``changes``, so
+            that their updates may be rounded (``run.uplink``); the contract checks it.
         in_epochs: a round is made of passes over the examples, in place of which no number of steps can stand.
         in_sessions: clients train in sessions of many calls, as many as follow from their numbers of examples.
         synchronous: why all updates of a round must begin with the same model, as the end of a sentence; "" where they
@@ -55,6 +59,9 @@ class Traits:
         neutral: hyper-parameters at which the method is FedAvg (the contract checks it), or why there are none.
         search: hyper-parameter -> values that ``confed tune`` may try.
         has_steps: clients train by steps of an optimiser; where they do not, no learning rate is searched.
+        steps_alone: although the method overrides ``fit`` or ``objective``, a step of training follows from the trained
+            tensors, the optimiser, the batch and what was computed before the first step, so that training can go on
+            from the middle of a round (:mod:`confed.federation.step_checkpoints`).
         unbatchable_reason: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; ""
             where ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads
             trained values from ``client.tensors`` only, while it computes that loss.
@@ -75,6 +82,7 @@ class Traits:
     clients_may_leave: bool = True
     clients_may_lack_modalities: bool = True
     counts_examples: bool = False
+    updates_compressible: bool = True
     in_epochs: bool = False
     in_sessions: bool = False
     synchronous: str = ""
@@ -86,6 +94,7 @@ class Traits:
     neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     has_steps: bool = True
+    steps_alone: bool = False
     unbatchable_reason: str = "the method does not say that its objective is one loss per batch"
 
     def stated(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Questions to a finished run's models, whatever they were trained for: answers, labels, captions, conversations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,31 +18,37 @@ from confed.report.html.gallery import attention, bar, words
 from confed.report.html.media import ImageStore
 from confed.runs.samples import AtLabels, png, rounded, shrunk, words_of
 
-_DOES: Mapping[AnswerKind, str] = {
-    "answers": "answer questions and give no labels",
-    "labels": "give labels and answer no questions",
-    "captions": "write captions",
-    "conversations": "write their answers",
-}
-_UNWANTED: Mapping[AnswerKind, tuple[str, ...]] = {
-    "answers": ("text", "known", "attention"),
-    "labels": ("question", "image2", "choices"),
-    "captions": ("question", "image2", "choices", "text", "known", "attention", "top"),
-    "conversations": ("choices", "text", "known", "attention", "top"),
-}
 _STATES: Mapping[str, bool] = {"yes": True, "no": False}
+_WHAT: Mapping[str, str] = {"image": "a picture", "question": "a question"}
 
 
-def unwanted(kind: AnswerKind, given: Mapping[str, object], names: Mapping[str, str] | None = None) -> str:
-    """The error about an input that models of a kind do not read; empty if there is none."""
-    extra = next((name for name in _UNWANTED[kind] if given.get(name)), "")
-    return extra and f"this run's models {_DOES[kind]}: leave {(names or {}).get(extra, extra)} out"
+class Inputs(NamedTuple):
+    """What a model is asked."""
+
+    image: Sequence[PictureSource]
+    question: Iterable[str]
+    image2: Sequence[PictureSource]
+    choices: Sequence[str]
+    text: str | None
+    known: Sequence[str]
+    attention: bool
+    top: int | None
+
+
+class Kind(NamedTuple):
+    """What models of a kind do, which inputs they read and need, and how one is asked."""
+
+    does: str
+    reads: tuple[str, ...]
+    needs: tuple[str, ...]
+    # None: questions are turns of one conversation
+    answer: Callable[[FinishedRun, TrainedModel, Inputs], dict[str, Any]] | None
 
 
 def ask(
     folder: Path | FinishedRun,
     image: PictureSource | Sequence[PictureSource] | None = None,
-    question: str | Sequence[str] | None = None,
+    question: str | Iterable[str] | None = None,
     client: str | None = None,
     *,
     top: int | None = None,
@@ -52,54 +58,64 @@ def ask(
     text: str | None = None,
     known: Sequence[str] = (),
     attention: bool = False,
+    names: Mapping[str, str] | None = None,
+    each: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """What a finished run's model says of a picture or a text; all that can be checked is, before data are made."""
+    """What a finished run's model says of a picture or a text; all that can be checked is, before data are made.
+
+    Messages call inputs by ``names``; ``each`` is called with every answer of a conversation as soon as it is written.
+    """
     run = FinishedRun.of(folder)
-    kind = run.answer_kind
-    given = {"question": question, "image2": image2 is not None, "choices": choices, "text": text, "known": known}
-    if error := unwanted(kind, given | {"attention": attention, "top": top}):
-        raise ValueError(error)
+    kind = KINDS[run.answer_kind]
     pictures = [image] if isinstance(image, PictureSource) else list(image or ())
-    questions = [question] if isinstance(question, str) else list(question or ())
-    if kind == "conversations":
-        return Talk(run, pictures if image2 is None else [*pictures, image2], client, shared=shared).asked(questions)
-    if len(pictures) > 1 or len(questions) > 1:
-        raise ValueError("this run's models read one picture and one question at a time")
-    if not pictures and kind == "captions":
-        raise ValueError("this run's models give captions: give a picture")
-    if kind == "answers" and not (pictures and questions):
-        raise ValueError("this run's models give answers: give a picture and a question")
+    questions = [question] if isinstance(question, str) else question or ()
+    second = () if image2 is None else (image2,)
+    inputs = Inputs(pictures, questions, second, choices, text, known, attention, top)
+    _check_kind(kind, inputs, names or {})
+    if kind.answer is None:
+        return Talk(run, [*pictures, *second], client, shared=shared).asked(questions, each)
+    inputs = inputs._replace(question=list(questions))
     run.check(client, shared=shared)
-    _check_inputs(run, {"question": next(iter(questions), None), "text": text}, [*pictures, image2], known, top)
+    _check_values(run, inputs)
     run.load()
-    trained = run.model(client, shared=shared)
-    about, model = {"run": f"{run.summary.label}, {run.recipe.name}"}, {"model": client or "global"}
-    if kind == "labels":
-        picture = pictures[0] if pictures else None
-        return about | model | _labels(run, trained, picture, text, known, top, attention)
-    if kind == "captions":
-        return model | {"caption": _caption(run, trained, pictures[0])}
-    return model | trained.ask(pictures[0], questions[0], 3 if top is None else top, image2=image2, choices=choices)
+    return {"model": client or "global"} | kind.answer(run, run.model(client, shared=shared), inputs)
 
 
-def _check_inputs(
-    run: FinishedRun,
-    texts: Mapping[str, str | None],
-    pictures: Sequence[PictureSource | None],
-    states: Sequence[str],
-    top: int | None,
-) -> None:
+def _check_kind(kind: Kind, inputs: Inputs, names: Mapping[str, str]) -> None:
+    """Check that models of a kind read what is given, and that they are given what they need."""
+    given = {name for name, value in inputs._asdict().items() if value}
+    if extra := next((name for name in Inputs._fields if name in given and name not in kind.reads), ""):
+        raise ValueError(f"this run's models {kind.does}: leave {names.get(extra, extra)} out")
+    lacking = [name for name in kind.needs if name not in given]
+    if lacking:
+        called = [f"{_WHAT[name]} ({names[name]})" if name in names else _WHAT[name] for name in lacking]
+        raise ValueError(f"this run's models {kind.does}: give {' and '.join(called)}")
+
+
+def _check_values(run: FinishedRun, inputs: Inputs) -> None:
     """Check of what is given before the data are made, which takes seconds."""
-    for name, given in texts.items():
-        if given is not None and not given.strip():
-            raise ValueError(f"{name} must contain at least a word, got {given!r}")
-    if top is not None and top < 1:
-        raise ValueError(f"top must be at least 1, got {top}")
+    questions = list(inputs.question)
+    if len(inputs.image) > 1 or len(questions) > 1:
+        raise ValueError(
+            "this run's models read one picture and one question at a time, got "
+            f"{len(inputs.image)} and {len(questions)}"
+        )
+    for name, text in (("question", next(iter(questions), None)), ("text", inputs.text)):
+        if text is not None and not text.strip():
+            raise ValueError(f"{name} must contain at least a word, got {text!r}")
+    if inputs.top is not None and inputs.top < 1:
+        raise ValueError(f"top must be at least 1, got {inputs.top}")
     if rows := run.summary.labelled.get("per_class", ()):
-        known_labels(states, [str(row["label"]) for row in rows])
-    for picture in pictures:
-        if picture is not None:
-            read_picture(picture)
+        known_labels(inputs.known, [str(row["label"]) for row in rows])
+    for picture in (*inputs.image, *inputs.image2):
+        read_picture(picture)
+
+
+def _answers(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str, Any]:
+    """The most probable answers to a question about a picture."""
+    (image,), (question,) = inputs.image, inputs.question
+    top = 3 if inputs.top is None else inputs.top
+    return trained.ask(image, question, top, image2=next(iter(inputs.image2), None), choices=inputs.choices)
 
 
 # Conversations and captions -----------------------------------------------------------------------------------
@@ -122,8 +138,6 @@ class Talk:
     ) -> None:
         run = FinishedRun.of(folder)
         run.check(client, shared=shared)
-        if run.answer_kind != "conversations":
-            raise ValueError(f"the models of {run.folder} hold no conversation: ask them one question (--question)")
         pictures = [read_picture(image) for image in images]  # before the data are made, which takes seconds
         run.load()
         self.model, self.turns = client or "global", tuple[Said, ...]()
@@ -147,40 +161,38 @@ class Talk:
         self.turns = (*turns, Said("assistant", (answer or "…",)))
         return answer
 
-    def asked(self, questions: Sequence[str]) -> dict[str, Any]:
+    def asked(self, questions: Iterable[str], each: Callable[[str], None] | None = None) -> dict[str, Any]:
         """Answers to questions, one after the other."""
-        return {"model": self.model, "turns": [{"question": text, "answer": self.ask(text)} for text in questions]}
+        turns: list[dict[str, str]] = []
+        for question in questions:
+            turns.append({"question": question, "answer": self.ask(question)})
+            if each is not None:
+                each(turns[-1]["answer"])
+        return {"model": self.model, "turns": turns}
 
 
-def _caption(run: FinishedRun, trained: TrainedModel, image: PictureSource) -> str:
+def _caption(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str, Any]:
+    """The caption that a model writes to a picture."""
     height, width = run.shapes["picture_size"]
     if height != width:
         raise ValueError(f"pictures must be square to be read here, the run's have {height} x {width} pixels")
     model: Any = trained.model
     with torch.inference_mode():
-        tokens = model.write({"image": trained.picture(image)}, None)
-    return run.tokenizer.decode(tokens)[0]
+        tokens = model.write({"image": trained.picture(inputs.image[0])}, None)
+    return {"caption": run.tokenizer.decode(tokens)[0]}
 
 
 # Labels of a picture or a text --------------------------------------------------------------------------------
 
 
-def _labels(
-    run: FinishedRun,
-    trained: TrainedModel,
-    image: PictureSource | None,
-    text: str | None,
-    known_texts: Sequence[str],
-    top: int | None,
-    attention: bool,
-) -> dict[str, Any]:
+def _labels(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Labels by their probability, with those that are known told to the model; without, beside it."""
     labels = trained.answers
-    states = known_labels(known_texts, labels)
+    states = known_labels(inputs.known, labels)
     if states and not run.reads_states:
         name = run.recipe.sections["model"]["name"]
         raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")
-    batch = _batch(trained, image, text)
+    batch = _batch(trained, next(iter(inputs.image), None), inputs.text)
     at = AtLabels(trained.model, run.workspace.model)
     alone = after = at.probabilities(batch)[0]
     told = batch
@@ -190,7 +202,7 @@ def _labels(
             known_column[0, labels.index(label)] = int(present)
         told = {**batch, "known": known_column}
         after = at.probabilities(told)[0]
-    maps = at.attention(told) if attention else None
+    maps = at.attention(told) if inputs.attention else None
     tokens = words_of(batch, trained.tokenizer)
     entries: list[dict[str, Any]] = []
     for number in after.argsort(descending=True, stable=True).tolist():
@@ -211,10 +223,13 @@ def _labels(
         {"label": label, "state": present, "alone": round(float(alone[labels.index(label)]), 6)}
         for label, present in states.items()
     ]
-    answer = {"threshold": run.threshold, "known": known_entries, "labels": entries[:top]}
+    answer = {
+        "run": f"{run.summary.label}, {run.recipe.name}", "threshold": run.threshold, "known": known_entries,
+        "labels": entries[: inputs.top],
+    }  # fmt: skip
     if tokens is not None:
         answer["words"] = tokens[0]
-    return answer if text is None else {**answer, "unknown_words": trained.unknown_words(text)}
+    return answer if inputs.text is None else {**answer, "unknown_words": trained.unknown_words(inputs.text)}
 
 
 def _batch(trained: TrainedModel, image: PictureSource | None, text: str | None) -> dict[str, Tensor]:
@@ -257,6 +272,16 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
 
 def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
+
+
+KINDS: Mapping[AnswerKind, Kind] = {
+    "answers": Kind(
+        "answer questions", ("image", "question", "image2", "choices", "top"), ("image", "question"), _answers
+    ),
+    "labels": Kind("give labels", ("image", "text", "known", "attention", "top"), (), _labels),
+    "captions": Kind("write captions", ("image",), ("image",), _caption),
+    "conversations": Kind("write their answers", ("image", "question", "image2"), (), None),
+}
 
 
 # A page about one picture or text: the labels that a model gives it -------------------------------------------

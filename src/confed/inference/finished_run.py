@@ -18,9 +18,9 @@ from confed.data.pictures import Fit, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Output
-from confed.federation.reading import check_header
 from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
+from confed.models.pretrained import check_fit, read_tensors
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import tasks as registered_tasks
 from confed.results.folder import RunFolder, kind_of, run_folders
@@ -259,7 +259,7 @@ class FinishedRun:
     def answer_kind(self) -> AnswerKind:
         """What its models make of an example, as its task declares."""
         task = registered_tasks[self.recipe.sections["task"]["name"]]
-        return "labels" if self.summary.is_labelled else _KINDS.get(task_spec(task).judges, "answers")
+        return _KINDS.get(task_spec(task).judges, "answers")
 
     @property
     def threshold(self) -> float:
@@ -329,31 +329,3 @@ def finished_summary(folder: Path) -> Summary:
             f"{folder} is not finished: it stands at round {done}; continue it with `confed resume {folder}`"
         )
     return Summary(json.loads(run.summary.read_text(encoding="utf-8")))
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The content of a safetensors file; a fault is a ValueError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not file.is_file():
-        raise ValueError(f"expected a safetensors file at {file}, found none")
-    check_header(file)
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
-
-
-def check_fit(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], what: str) -> None:
-    """Error that names the first few tensors that a model lacks, does not know, or has in another shape."""
-    faults = [f"{name} is missing" for name in needed if name not in tensors]
-    faults += [f"{name} is unknown" for name in tensors if name not in live]
-    faults += [
-        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(live[name].shape)}"
-        for name, tensor in tensors.items()
-        if name in live and tensor.shape != live[name].shape
-    ]
-    if faults:
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        raise ValueError(f"{what}: {'; '.join(faults[:3])}{more}")

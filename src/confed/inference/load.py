@@ -44,9 +44,10 @@ from confed.federation.specs import (
 )
 from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
-from confed.inference.finished_run import FinishedRun, TrainedModel, check_fit, read_tensors
+from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
+from confed.models.pretrained import check_fit, read_tensors
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
@@ -89,15 +90,16 @@ def load_exported(
             are allowed anyway (:func:`confed.registry.allow_code`); its recipe can run what is in them.
     """
     with allowing_code(allow_code):
-        return _load(Path(directory), client, shared)
+        return ExportedRun(Path(directory)).model(client, shared=shared)
 
 
-def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
-    """A model of an exported run whose modules are allowed."""
-    facts = read_facts(directory)
-    place = _place(directory, facts, client, shared)
+def _load(run: "ExportedRun", client: str | None, shared: bool) -> TrainedModel:
+    """A model of an exported run."""
+    directory, facts, recipe = run.folder, run.facts, run.recipe
+    place = directory / "global" if client is None else path_of(directory / "clients", client)
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{place} must hold an exported model, it lacks config.json")
     model_facts = _own_facts(place / "config.json")
-    recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     if facts["vocab_size"] != tokenizer.vocab_size:  # before a table of that many rows is made
         raise ValueError(
@@ -113,7 +115,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
         wrapping = _without_glove(task, directory) if facts["backbone"]["copied"] else task
         model = wrapping.wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
     _fill_backbone(model, directory, facts)
-    algorithm: Any = recipe.construct("algorithm").configure(model, task)
+    algorithm: Any = run.algorithm.configure(model, task)
     if facts["extended"]:
         algorithm.add_modules(model, generator(recipe.run.seed, 0, "", "extend"))
     prefix = model.published_prefix if isinstance(model, Finetunable) else ""
@@ -224,23 +226,6 @@ def _check_texts(content: Mapping[str, Any], keys: Iterable[str], where: object)
 
 
 # Loading ----------------------------------------------------------------------------------------------------
-
-
-def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
-    clients: Sequence[str] = facts["clients"]
-    available = f"there are {', '.join(clients)}" if clients else "there are none"
-    if (client is None or shared) and not facts["global"]:
-        raise ValueError(f"{directory} holds no global model; clients: {available}")
-    if client is None and facts["own_heads"]:
-        raise ValueError(
-            f"{directory}: what is shared does not answer without a client's own parts; name one: {available}"
-        )
-    if client is not None and client not in clients:
-        raise ValueError(f"{directory} holds no client {client!r}; {available}")
-    place = directory / "global" if client is None else path_of(directory / "clients", client)
-    if not (place / "config.json").is_file():
-        raise ValueError(f"{place} must hold an exported model, it lacks config.json")
-    return place
 
 
 def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
@@ -354,8 +339,8 @@ class ExportedRun(FinishedRun):
         self.folder = folder
         self.facts = read_facts(folder)
         self.recipe = load_recipe(folder / "recipe.toml")
-        algorithm: Any = self.recipe.construct("algorithm")
-        self.summary = Summary({"label": algorithm.title, "clients": self.facts["clients"]})
+        self.algorithm: Any = self.recipe.construct("algorithm")
+        self.summary = Summary({"label": self.algorithm.title, "clients": self.facts["clients"]})
         self.owners = list(self.facts["clients"])
         self._loaded: tuple[str | None, bool, TrainedModel] | None = None
 
@@ -395,7 +380,8 @@ class ExportedRun(FinishedRun):
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
         """The global or a personal model, loaded once in a row."""
         if self._loaded is None or self._loaded[:2] != (client, shared):
-            trained = load_exported(self.folder, client, shared=shared)
+            self.check(client, shared=shared)
+            trained = _load(self, client, shared)
             self._loaded, self.workspace = (client, shared, trained), Workspace(trained.model)
         return self._loaded[2]
 

@@ -8,15 +8,15 @@ equivalence of average bioavailability" (1987).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from confed.metrics.statistics import Sample, differences
+from confed.metrics.statistics import Mirrored, Sample, differences
 
 
 @dataclass(frozen=True)
-class Equivalence:
+class Equivalence(Mirrored):
     """Two one-sided paired t-tests.
 
     Attributes:
@@ -44,13 +44,6 @@ class Equivalence:
         if self.no_worse_p is None or self.no_better_p is None:
             return None
         return max(self.no_worse_p, self.no_better_p)
-
-    @property
-    def mirrored(self) -> "Equivalence":
-        """The tests of b - a."""
-        ends = {"low": 0.0 - self.high, "high": 0.0 - self.low}
-        sides = {"no_worse_p": self.no_better_p, "no_better_p": self.no_worse_p}
-        return replace(self, difference=0.0 - self.difference, **ends, **sides)
 
 
 def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:

@@ -7,16 +7,16 @@ and the least it can be is 2 / (resamples + 1).
 Sources: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3, 13.3 and 16.2.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from confed.metrics.statistics import check_confidence
+from confed.metrics.statistics import Mirrored, check_confidence
 
 
 @dataclass(frozen=True)
-class Bootstrap:
+class Bootstrap(Mirrored):
     """Paired bootstrap of a mean difference.
 
     Attributes:
@@ -34,11 +34,6 @@ class Bootstrap:
     p: float
     n: int
     resamples: int
-
-    @property
-    def mirrored(self) -> "Bootstrap":
-        """The bootstrap of b - a."""
-        return replace(self, difference=0.0 - self.difference, low=0.0 - self.high, high=0.0 - self.low)
 
 
 def bootstrap_of(

@@ -11,8 +11,8 @@ with the test here.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -43,8 +43,29 @@ class SampleMean:
     n: int
 
 
+_Test = TypeVar("_Test")
+
+
+class Mirrored:
+    """A test of a - b that has that of b - a: what has a sign changes it, and opposite fields change places."""
+
+    @property
+    def mirrored(self: _Test) -> _Test:
+        """The test of b - a."""
+        opposite = _OPPOSITE | {second: first for first, second in _OPPOSITE.items()}
+        changed: dict[str, Any] = {}
+        for field in fields(cast(Any, self)):
+            value = getattr(self, opposite.get(field.name, field.name))
+            changed[field.name] = 0.0 - value if field.name in _SIGNED and value is not None else value
+        return replace(cast(Any, self), **changed)
+
+
+_SIGNED = ("difference", "low", "high", "statistic")
+_OPPOSITE = {"low": "high", "won": "lost", "no_worse_p": "no_better_p"}
+
+
 @dataclass(frozen=True)
-class PairedT:
+class PairedT(Mirrored):
     """Student's paired t-test.
 
     Attributes:
@@ -64,13 +85,6 @@ class PairedT:
     statistic: float | None
     p: float | None
     n: int
-
-    @property
-    def mirrored(self) -> "PairedT":
-        """The test of b - a."""
-        statistic = None if self.statistic is None else -self.statistic
-        ends = {"low": 0.0 - self.high, "high": 0.0 - self.low}
-        return replace(self, difference=0.0 - self.difference, statistic=statistic, **ends)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ A bootstrap within places is not offered: with few examples in some places it fi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 
-from confed.metrics.statistics import check_confidence
+from confed.metrics.statistics import Mirrored, check_confidence
 
 Strata = Sequence[Float64[np.ndarray, "S _"]]
 """Differences of each place: float64, shape (S, n_k), a row per seed and a column per example; NaN where a seed has no
@@ -45,7 +45,7 @@ _MOST_DRAWS = 500_000  # places times resamples
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Mirrored):
     """Confidence interval of a mean over places.
 
     Attributes:
@@ -60,14 +60,9 @@ class Interval:
     high: float
     n: int
 
-    @property
-    def mirrored(self) -> "Interval":
-        """The interval of b - a."""
-        return Interval(0.0 - self.difference, 0.0 - self.high, 0.0 - self.low, self.n)
-
 
 @dataclass(frozen=True)
-class SignFlip:
+class SignFlip(Mirrored):
     """Stratified sign-flip test of a mean over places.
 
     Attributes:
@@ -87,11 +82,6 @@ class SignFlip:
     won: int
     lost: int
     n: int
-
-    @property
-    def mirrored(self) -> "SignFlip":
-        """The test of b - a."""
-        return replace(self, difference=0.0 - self.difference, won=self.lost, lost=self.won)
 
 
 def macro_mean(strata: Strata) -> float:

@@ -9,10 +9,12 @@ Source: Noreen, "Computer-Intensive Methods for Testing Hypotheses" (1989), chap
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+
+from confed.metrics.statistics import Mirrored
 
 DRAWS = 499
 """Random exchanges; no p-value can be below 1 / 500."""
@@ -22,7 +24,7 @@ Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Swap:
+class Swap(Mirrored):
     """Paired randomisation test.
 
     Attributes:
@@ -38,11 +40,6 @@ class Swap:
     n: int
     low: None = None
     high: None = None
-
-    @property
-    def mirrored(self) -> "Swap":
-        """The test of the second method against the first."""
-        return replace(self, difference=0.0 - self.difference)
 
 
 def swap_test(

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from confed.federation.specs import ModelSpec
 from confed.models.answer_ranking import GenerativeAnswerer
 from confed.models.caption_tokenizer import AnswerTokenizer, words_of
-from confed.models.pretrained import describe, mini_words, packaged, refuse_faults, weights_file
+from confed.models.pretrained import check_fit, describe, mini_words, packaged, read_tensors, weights_file
 from confed.models.tokenizer import WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
 
@@ -386,8 +386,6 @@ albef = variant(
 
 
 def _published(file: Path, vocab_size: int, image_size: int, dropout: float, rng: torch.Generator, k: int) -> Albef:
-    from safetensors.torch import load_file
-
     beside = file.with_name(f"{file.stem}.config.json")
     for needed in (file, beside):
         if not needed.is_file():
@@ -397,7 +395,7 @@ def _published(file: Path, vocab_size: int, image_size: int, dropout: float, rng
         raise ValueError(f"the checkpoint {file} has {sizes['vocab_size']} tokens, got {vocab_size}")
     sizes |= {name: tuple(sizes[name]) for name in ("mean", "std")}
     config = AlbefConfig(**{**sizes, "image_size": image_size, "dropout": dropout})
-    model, tensors = Albef(config, rng, k), load_file(file)
+    model, tensors = Albef(config, rng, k), read_tensors(file)
     name = "visual_encoder.embeddings.position_embeddings"
     tensors[name] = resized_positions(tensors[name], image_size // config.patch)
     fit(model, tensors, str(file))
@@ -417,13 +415,6 @@ def resized_positions(positions: Tensor, side: int) -> Tensor:
 def fit(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Fills a model with tensors of exactly its names and shapes; one on the meta device is only compared with them."""
     state: Mapping[str, Any] = model.state_dict()
-    faults = [f"{name} is missing" for name in state if name not in tensors]
-    faults += [f"{name} is unknown" for name in tensors if name not in state]
-    faults += [
-        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(state[name].shape)}"
-        for name, tensor in tensors.items()
-        if name in state and tensor.shape != state[name].shape
-    ]
-    refuse_faults(faults, f"{source} is not a checkpoint of this {type(model).__name__}")
+    check_fit(state, tensors, state, f"{source} is not a checkpoint of this {type(model).__name__}")
     if not any(value.is_meta for value in state.values()):
         model.load_state_dict(dict(tensors))

@@ -21,18 +21,21 @@ from confed.federation.ranges import NOT_NEGATIVE, check_value
 from confed.federation.specs import ModelSpec, SearchesBeams
 from confed.models.caption_tokenizer import END, NEVER, START, caption_tokenizer
 from confed.models.heads import COUNT
-from confed.models.modal_module import (
+from confed.models.modal_segments import checked_modalities
+from confed.models.modal_transformer import (
     Encoder,
     ModalEmbedding,
     ModalTransformer,
     Tokens,
     causal_mask,
     in_sequence,
+    modal_options,
+    modal_parts,
+    picture_tokens,
     pool,
     read,
+    segmenter,
 )
-from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import modal_options, modal_parts, picture_tokens, segmenter
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 

@@ -31,7 +31,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.finetuning import Finetunable, Places, Trainable
 from confed.models.hf.prompts import read_processor
 from confed.models.hf.tiny import CLIP_IMAGES, PATCH, PIXELS, SIGLIP_IMAGES, SQUARE, byte_tokens, images_of
 from confed.models.inputs import needed, picture_fit, picture_side, processor_settings
@@ -296,6 +296,7 @@ class DualEncoder(Chain, Finetunable):
             lora=("self_attn.q_proj", "self_attn.v_proj"),
             ia3=("self_attn.k_proj", "self_attn.v_proj"),
             ia3_inputs=("mlp.fc2",),
+            has_prompt=self.context is not None,
         )
 
     # The pass -----------------------------------------------------------------------------------------------
@@ -576,7 +577,6 @@ def _clip(
     context: str | int = "a photo of a",
     head: Head = "text",
     trainable: Trainable = "prompt",
-    peft: Finetuning = USUAL,
     seed: int,
     rng: torch.Generator,
 ) -> DualEncoder:
@@ -603,12 +603,10 @@ def _clip(
     learned = trainable == "prompt"
     if learned and head != "text":
         raise ValueError(f"model.trainable = 'prompt' has no effect with model.head = {head!r}: set it to 'head'")
-    model = DualEncoder(
+    return DualEncoder(
         _body(source, revision, seed), _processor(source, revision), plain_names(answers),
         templates=templates or (template,), context=context if learned else None, head=head, rng=rng,
     )  # fmt: skip
-    finetune(model, "head" if learned else trainable, peft, model.places(), rng)
-    return model
 
 
 # What is asked of a dataset's pictures is not read, but batches have it.

@@ -18,6 +18,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
+from confed.models.finetuning import Places
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import checked_image, needed
 from confed.models.layers import seeded_linear
@@ -65,6 +66,10 @@ class CnnWords(Chain, nn.Module):
         """Names of the parameters that do not learn."""
         return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
 
+    def places(self) -> Places:
+        """What can be finetuned: the answer head always learns."""
+        return Places(heads=("classifier",))
+
     def steps(self) -> Sequence[Step]:
         """Fused features (B, 3 d): picture, words, and their product; and scores of the answers (B, C)."""
         inputs, body = ("image", "text", "text_mask"), ("picture.", "project.", "words.")
@@ -104,7 +109,6 @@ def _small(
     channels: tuple[int, ...] = (16, 32, 64, 64),
     image_size: int = 64,
     dropout: float,
-    trainable: Literal["all", "head"] = "all",
     rng: torch.Generator,
 ) -> CnnWords:
     """A small network.
@@ -114,18 +118,23 @@ def _small(
         channels: of the convolutions, each of which halves the sides of the picture.
         image_size: pixels per side.
         dropout: dropout probability of the fused features.
-        trainable: what learns: everything, or the answer head alone.
         seed: of the initial values.
     """
-    model = CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
-    model.requires_grad_(trainable == "all")
-    model.classifier.requires_grad_(True)
-    return model
+    return CnnWords(count(answers), vocab_size, width, channels, image_size, dropout, rng)
+
+
+def what_learns(*, trainable: Literal["all", "head"] = "all") -> None:
+    """Options of what learns.
+
+    Options:
+        trainable: what learns: everything, or the answer head alone.
+    """
 
 
 cnn_words = variant(
     _small, "cnn_words",
     "Small convolutional network with averaged words, 0.1 to 0.2 million parameters, trained from random values.\n\n"
     "Raises ``ValueError``: fewer than one answer, no convolution, or a size that they cannot halve often enough.",
-    "answers vocab_size width channels image_size dropout trainable seed", spec=ModelSpec(tokenizer=WordTokenizer),
+    "answers vocab_size width channels image_size dropout trainable seed", sources=(what_learns,),
+    spec=ModelSpec(tokenizer=WordTokenizer),
 )  # fmt: skip

@@ -17,7 +17,7 @@ FedLGT names texts as future work; this is the smallest step from its model to t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,7 @@ from confed.federation.ranges import NOT_NEGATIVE, check_value
 from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, check_divides, count
 from confed.models.inputs import additive_mask, check_shape, checked_text
-from confed.models.label_embeddings import constant_tokens
+from confed.models.label_embeddings import load_label_embeddings
 from confed.models.layers import Constants, Norm, constant_names, uniform_linear
 from confed.models.resnet import PictureModel, freeze_body, mini_resnet, picture_options, resnet18
 from confed.models.tokenizer import WordTokenizer
@@ -333,7 +333,9 @@ def _embedding(rows: int, width: int, rng: torch.Generator) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, width).uniform_(-bound, bound, generator=rng), freeze=False)
 
 
-def label_options(
+def label_parts(
+    answers: Sequence[str] | int,
+    width: int,
     *,
     embeddings: Path | str | None = None,
     learn_labels: bool = False,
@@ -341,8 +343,9 @@ def label_options(
     graph: bool = False,
     layers: int = 2,
     attention_heads: int = 4,
-) -> None:
-    """Options of models with label tokens.
+    dropout: float,
+) -> dict[str, Any]:
+    """Keywords of :meth:`LabelReader.add_labels` by the options of models with label tokens.
 
     Options:
         answers: the labels, or how many there are.
@@ -356,22 +359,31 @@ def label_options(
         layers: joint layers.
         attention_heads: heads of each; must divide the width.
     """
+    parts: dict[str, Any] = {"layers": layers, "heads": attention_heads, "dropout": dropout, "graph": graph}
+    if embeddings is None:
+        for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
+            if wanted:
+                raise ValueError(f"model.{name} is about a file of text embeddings: it needs model.embeddings")
+        return parts
+    if isinstance(answers, int):
+        raise ValueError(
+            f"model.embeddings are found by the labels' names: answers must be the names, got their number {answers}"
+        )
+    table = load_label_embeddings(embeddings, () if learn_labels else tuple(answers), width)
+    states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
+    vectors = None if learn_labels else table.vectors
+    return parts | {"embeddings": vectors, "states": states.flip(0) if swap_states else states}
 
 
 def _text_mini(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
-    embeddings: Path | str | None,
-    learn_labels: bool,
-    graph: bool,
     width: int = 64,
     word_layers: int = 1,
-    layers: int,
-    attention_heads: int,
-    dropout: float,
     max_length: int,
     rng: torch.Generator,
+    **labels: Any,
 ) -> CTranText:
     """A C-Tran for texts.
 
@@ -382,9 +394,8 @@ def _text_mini(
         max_length: tokens of a text; longer ones lose their end.
     """
     return CTranText(
-        count(answers), vocab_size, rng, width=width, max_length=max_length, word_layers=word_layers, layers=layers,
-        heads=attention_heads, dropout=dropout, graph=graph,
-        **constant_tokens(answers, width, embeddings, learn_labels),
+        count(answers), vocab_size, rng, width=width, max_length=max_length, word_layers=word_layers,
+        **label_parts(answers, width, **labels),
     )  # fmt: skip
 
 
@@ -394,30 +405,34 @@ ctran_text_mini = variant(
     "Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option\n"
     "that is out of range.",
     "answers vocab_size embeddings learn_labels graph width word_layers layers attention_heads dropout max_length seed",
-    sources=(label_options,), spec=ModelSpec(tokenizer=WordTokenizer), dropout=0.1, max_length=32,
+    sources=(label_parts,), spec=ModelSpec(tokenizer=WordTokenizer), dropout=0.1, max_length=32,
 )  # fmt: skip
 
 
 # C-Tran for pictures, in two sizes --------------------------------------------------------------------------
 
 
-def assemble(
-    body: "ResNetModel", answers: Sequence[str] | int, *, embeddings: Path | str | None, learn_labels: bool,
-    swap_states: bool, norm: Norm, picture_frozen: bool, attention_heads: int, seed: int, vocab_size: int,
-    max_length: int, image_size: int | tuple[int, int] = 64, **options: Any,
+def _on_pictures(
+    body: "ResNetModel", answers: Sequence[str] | int, size: int | tuple[int, int], norm: Norm, frozen: bool,
+    rng: torch.Generator, labels: Mapping[str, Any],
 ) -> CTran:  # fmt: skip
-    """A C-Tran on a ResNet."""
-    del vocab_size, max_length
     config: Any = body.config
-    constants = constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
-    rng = torch.Generator().manual_seed(seed)
-    model = CTran(body, count(answers), rng, image_size=image_size, heads=attention_heads, **options, **constants)
-    freeze_body(model, norm, picture_frozen)
+    parts = label_parts(answers, config.hidden_sizes[-1], **labels)
+    model = CTran(body, count(answers), rng, image_size=size, **parts)
+    freeze_body(model, norm, frozen)
     return model
 
 
 def _full(
-    *, pretrained: Path | str | None, norm: Norm = "batch", image_size: int | tuple[int, int], seed: int, **options: Any
+    answers: Sequence[str] | int,
+    *,
+    pretrained: Path | str | None,
+    norm: Norm = "batch",
+    picture_frozen: bool,
+    image_size: int | tuple[int, int],
+    seed: int,
+    rng: torch.Generator,
+    **labels: Any,
 ) -> CTran:
     """C-Tran on ResNet-18.
 
@@ -434,10 +449,19 @@ def _full(
         layers: encoder layers.
         dropout: dropout probability of the encoder layers.
     """
-    return assemble(resnet18(pretrained, norm, seed), norm=norm, image_size=image_size, seed=seed, **options)
+    return _on_pictures(resnet18(pretrained, norm, seed), answers, image_size, norm, picture_frozen, rng, labels)
 
 
-def _picture_mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: int, **options: Any) -> CTran:
+def _picture_mini(
+    answers: Sequence[str] | int,
+    *,
+    pretrained: bool | Path | str,
+    norm: Norm = "batch",
+    picture_frozen: bool,
+    seed: int,
+    rng: torch.Generator,
+    **labels: Any,
+) -> CTran:
     """C-Tran on a small ResNet.
 
     Options:
@@ -445,10 +469,10 @@ def _picture_mini(*, pretrained: bool | Path | str, norm: Norm = "batch", seed: 
             ``confed weights pretrain`` wrote for it; everything else starts fresh.
         dropout: dropout probability of the encoder layers.
     """
-    return assemble(mini_resnet(pretrained, norm, seed), norm=norm, seed=seed, **options)
+    return _on_pictures(mini_resnet(pretrained, norm, seed), answers, 64, norm, picture_frozen, rng, labels)
 
 
-SOURCES = (label_options, picture_options)
+SOURCES = (label_parts, picture_options)
 SPEC = ModelSpec(tokenizer=WordTokenizer)  # what is asked of a dataset's pictures is not read, but batches may have it
 SAME = ("embeddings", "learn_labels", "swap_states", "graph", "norm", "picture_frozen")
 

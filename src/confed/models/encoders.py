@@ -6,14 +6,16 @@ picture and once per text, one at a time, so that neither batches nor other exam
 
 Fusions: ``linear`` and ``product`` read one vector per picture and text (their element-wise product is the fusion of
 VQA's first baselines, Antol et al., ICCV 2015); ``attention`` is a small Transformer over the cells of the picture and
-the tokens of the text. Own choice: vectors are normalised to zero mean and unit variance before the fusion, so that one
-learning rate fits towers of any scale.
+the tokens of the text; ``labels`` is C-Tran, FedLGT's network, whose tokens of labels, and of what is known of them,
+read the cells and each other. Own choice: vectors are normalised to zero mean and unit variance before the fusion, so
+that one learning rate fits towers of any scale.
 
 Answers are scored by learned rows, or by a learned projection onto the text embeddings of their names (FedLGT's
-universal label embedding with a sentence encoder; retrieval of texts; classes that nobody trained on), for which fixed
-random vectors are the control. ``zero_shot`` learns nothing: the probabilities of a classifier's own classes weigh the
-embeddings of their names, and the answer whose name lies nearest to that mean is taken (ConSE: Norouzi et al.,
-"Zero-shot learning by convex combination of semantic embeddings", ICLR 2014).
+universal label embedding with a sentence encoder; retrieval of texts; classes that nobody trained on), for which random
+vectors are the control. Both stay as they are, or are where learning starts. ``zero_shot`` learns nothing: the
+probabilities of a classifier's own classes weigh the embeddings of their names, and the answer whose name lies nearest
+to that mean is taken (ConSE: Norouzi et al., "Zero-shot learning by convex combination of semantic embeddings", ICLR
+2014).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,17 +30,18 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import KeptStates, Stage, run_stages
 from confed.models.adapters import Host
+from confed.models.ctran import LabelReader
 from confed.models.finetuning import Finetunable, Places
 from confed.models.grid_features import colours_of, plane_of
 from confed.models.heads import COUNT, answer_head, count
 from confed.models.inputs import cropped_middle, needed, picture_fit, picture_side
-from confed.models.label_embeddings import embed_labels, sentence_encoder, tokenizer_of
+from confed.models.label_embeddings import LabelEmbeddings, embed_labels, sentence_encoder, tokenizer_of
 from confed.models.layers import seeded_linear
 from confed.models.pretrained import published, seeded
 from confed.models.tokenizer import FixedLength, WordTokenizer
 from confed.models.variants import variant
 
-Fusion = Literal["linear", "product", "attention"]
+Fusion = Literal["linear", "product", "attention", "labels"]
 Reads = Literal["pictures", "texts"]
 TINY = "tiny:"
 """Begins the names of towers of a few thousand random parameters, ``tiny:resnet``, for trials without a download."""
@@ -399,11 +402,13 @@ class Encoders(Finetunable):
 
     answer_head: ClassVar[str] = "classifier"
     """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+    heads: ClassVar[tuple[str, ...]] = ("fusion", "classifier")
+    """Submodules that always learn."""
 
     def __init__(
-        self, vision: PictureTower, text: TextTower | None, fusion: Fusion, answers: int, vectors: Tensor | None,
-        width: int, layers: int, dropout: float, blocks: int | None, tuned: Sequence[str], statistics: bool,
-        rng: torch.Generator,
+        self, vision: PictureTower, text: TextTower | None, fusion: Fusion, answers: int,
+        labels: LabelEmbeddings | None, width: int, layers: int, dropout: float, blocks: int | None,
+        tuned: Sequence[str], statistics: bool, rng: torch.Generator,
     ) -> None:  # fmt: skip
         super().__init__()
         self.vision, self.text, self.fusion_kind = vision, text, fusion
@@ -419,15 +424,27 @@ class Encoders(Finetunable):
             seed = int(torch.randint(2**31, (1,), generator=rng))
             self.fusion.append(seeded(seed, lambda: _mixer(width, layers, dropout)))
         self.classifier: nn.Module
-        if vision.gives == "names":
-            assert vectors is not None
-            self.classifier = NearestNames(vectors)
-        elif vectors is not None:
-            self.classifier = NameScores(fused, vectors, rng)
-        elif fusion == "linear":
+        self.add_head(fused, answers, labels, width, layers, dropout, rng)
+
+    def add_head(
+        self, fused: int, answers: int, labels: LabelEmbeddings | None, width: int, layers: int, dropout: float,
+        rng: torch.Generator,
+    ) -> None:  # fmt: skip
+        """What scores answers, of fused features."""
+        if self.vision.gives == "names":
+            assert labels is not None
+            self.classifier = NearestNames(labels.vectors)
+        elif labels is not None:
+            self.classifier = NameScores(fused, labels.vectors, rng)
+        elif self.fusion_kind == "linear":
             self.classifier = seeded_linear(fused, answers, 0.01, rng)
         else:
             self.classifier = answer_head(fused, answers, rng)
+
+    @property
+    def label_vectors(self) -> tuple[nn.Module, str]:
+        """The module that has the vectors of answers' names, and what it calls them."""
+        return self.classifier, "vectors"
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
@@ -516,7 +533,38 @@ class Encoders(Finetunable):
             linear += [f"{name}.{n}" for n, m in modules if isinstance(m, nn.Linear) and n.startswith(prefixes)]
             hosts += [Host(tower.blocks[i], tower.widths[i], planes=tower.planes) for i in chosen]
         others = [name for name in ("vision", "text") if name not in self.tuned]
-        return Places(("fusion", "classifier"), fixed=tuple(others), top=tuple(top), hosts=hosts, lora=tuple(linear))
+        return Places(self.heads, fixed=tuple(others), top=tuple(top), hosts=hosts, lora=tuple(linear))
+
+
+class LabelEncoders(Encoders, LabelReader):
+    """C-Tran on a picture tower: tokens of labels and of their states read the picture's cells and each other.
+
+    Batches may have ``known`` (B, C): -1 unknown, 0 known absent, 1 known present.
+    """
+
+    heads = ("fusion", "tokens", "norm", "layers", "classifier")
+
+    def add_head(
+        self, fused: int, answers: int, labels: LabelEmbeddings | None, width: int, layers: int, dropout: float,
+        rng: torch.Generator,
+    ) -> None:  # fmt: skip
+        vectors = states = None
+        if labels is not None:
+            narrow = labels.narrowed(width)
+            vectors, states = narrow.vectors, torch.stack([narrow.negative, narrow.positive])
+        self.add_labels(
+            answers, width, rng, layers=layers, heads=max(1, width // 32), dropout=dropout, embeddings=vectors,
+            states=states,
+        )  # fmt: skip
+
+    @property
+    def label_vectors(self) -> tuple[nn.Module, str]:
+        return self.tokens, "labels"
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
+        (project,) = self.fusion
+        return self.read_labels(project(_normalised(self.vision(batch))), batch)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -588,16 +636,20 @@ def encoder_tokenizer(words: Sequence[str], text: str = "", max_length: int = 32
     return FixedLength(tokenizer.backend_tokenizer, max_length, tokenizer.pad_token)
 
 
-def _vectors(answers: Sequence[str] | int, labels: str, template: str, width: int, seed: int) -> Tensor | None:
-    """Vectors of unit length that score the answers; None where rows are learned."""
+def _named(
+    answers: Sequence[str] | int, labels: str, template: str, width: int, seed: int
+) -> LabelEmbeddings | None:  # fmt: skip
+    """Unit vectors of the answers and of two states, by their names or random; None where rows are learned."""
     if not labels:
         return None
     if labels == "random":
+        number = count(answers)
         rng = torch.Generator().manual_seed(seed)
-        return F.normalize(torch.randn(count(answers), width, generator=rng), dim=1)
+        vectors = F.normalize(torch.randn(number + 2, width, generator=rng), dim=1)
+        return LabelEmbeddings(tuple(map(str, range(number))), vectors[:-2], vectors[-2], vectors[-1], "random")
     if isinstance(answers, int):
         raise ValueError(f"model.labels needs the answers' names, got their number {answers}")
-    return embed_labels(answers, sentence_encoder(labels), template=template).vectors
+    return embed_labels(answers, sentence_encoder(labels), template=template)
 
 
 def _pair(
@@ -609,6 +661,7 @@ def _pair(
     fusion: Fusion = "linear",
     labels: str = "",
     template: str = "{label}",
+    labels_learn: bool = False,
     zero_shot: bool = False,
     width: COUNT = 256,
     layers: COUNT = 1,
@@ -626,10 +679,13 @@ def _pair(
         vision: picture encoder: a name on the hub, a folder in the layout of ``transformers``, or "tiny:" and a family.
         text: text encoder, likewise; empty for classes and labels, where the question says nothing.
         fusion: "linear", one linear layer on the normalised vectors; "product", which also multiplies the two;
-            "attention", a Transformer over cells of the picture and tokens.
-        labels: what scores answers: empty for learned rows; a text encoder, by whose vectors of their names a learned
-            projection scores them; "random" for fixed random vectors of ``width`` features in their place.
+            "attention", a Transformer over cells of the picture and tokens; "labels", one over cells of the picture
+            and tokens of labels, of which some may be known (``task.known``): C-Tran, for several labels a picture.
+        labels: what scores answers, or stands for labels: empty for learned rows; a text encoder, by whose vectors of
+            their names a learned projection scores them; "random" for random vectors of ``width`` features in their
+            place.
         template: what is said of a name, with {label}.
+        labels_learn: these vectors are where learning starts; else they stay as they are.
         zero_shot: nothing learns: the classes of the picture encoder, which must be a classifier, are compared with
             the answers by their names; needs ``labels``.
         width: features of the fusion.
@@ -640,11 +696,15 @@ def _pair(
         max_length: tokens of a text.
         dropout: dropout probability of the fused features.
     """
-    vectors = _vectors(answers, labels, template, width, seed)
-    if zero_shot and (vectors is None or text or labels == "random"):
+    named = _named(answers, labels, template, width, seed)
+    if zero_shot and (named is None or text or labels == "random"):
         raise ValueError("model.zero_shot compares names: it needs a text encoder as model.labels, and no model.text")
+    if fusion == "labels" and (text or zero_shot):
+        raise ValueError('model.fusion = "labels" reads pictures alone: it needs no model.text and no model.zero_shot')
+    if labels_learn and (named is None or zero_shot):
+        raise ValueError("model.labels_learn is about vectors: it needs model.labels, and no model.zero_shot")
     encoder = load_tower(vision, "pictures", seed, classifies=zero_shot)
-    gives = "cells" if fusion == "attention" else "vector"
+    gives = "cells" if fusion in ("attention", "labels") else "vector"
     gives = "names" if zero_shot else gives
     class_names = embed_names(encoder, labels) if zero_shot else None
     middle = cropped_middle({"source": vision})
@@ -654,9 +714,14 @@ def _pair(
     texts = None
     if text:
         texts = _tower(TextTower, "model.text", text, load_tower(text, "texts", seed, vocab_size))
-    return Encoders(
-        pictures, texts, fusion, count(answers), vectors, width, layers, dropout, blocks, tuned, statistics, rng
-    )
+    kind = LabelEncoders if fusion == "labels" else Encoders
+    model = kind(pictures, texts, fusion, count(answers), named, width, layers, dropout, blocks, tuned, statistics, rng)
+    if labels_learn:
+        module, name = model.label_vectors
+        vectors: Tensor = getattr(module, name)
+        delattr(module, name)
+        module.register_parameter(name, nn.Parameter(vectors))
+    return model
 
 
 def embed_names(classifier: Any, encoder: str) -> Tensor:
@@ -673,8 +738,8 @@ encoders = variant(
     _pair, "encoders",
     "Any picture encoder, with or without a text encoder, of ``transformers``, under a small head.\n\n"
     "Raises ``ValueError``: a tower cannot be read, or reads something else.",
-    "answers vocab_size vision text fusion labels template zero_shot width layers blocks tuned statistics max_length "
-    "dropout trainable peft seed",
+    "answers vocab_size vision text fusion labels template labels_learn zero_shot width layers blocks tuned statistics "
+    "max_length dropout trainable peft seed",
     spec=ModelSpec(
         tokenizer=encoder_tokenizer, picture_side=lambda model: picture_side(_source(model)),
         picture_fit=lambda model: picture_fit(_source(model)),

@@ -76,6 +76,8 @@ class Places:
     ia3_inputs: tuple[str, ...] = ()
     # modality -> features of its tokens, for prompts; the backbone inserts model.prompts[modality]()
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    has_prompt: bool = False  # whether "prompt" learns a head that is a prompt, in place of tokens that are added
+    finetuned: Callable[[], None] = lambda: None  # what the model does when it is known what learns
     # gives the model its prefixes, from the options and a generator; or why there cannot be any
     prefix: Callable[[Finetuning, torch.Generator], Sequence[str]] | str = (
         "its attention takes no keys and values from outside"
@@ -141,7 +143,8 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
     """Adds to a model what the kind of finetuning needs, and says which parameters learn.
 
     Afterwards ``model.adapters`` is the model's bank (without adapters unless the kind is "adapters"), and
-    ``model.prompts`` holds the prompts by modality (no modality unless the kind is "prompt").
+    ``model.prompts`` holds the prompts by modality (no modality unless the kind is "prompt"). What did not learn
+    before, such as fixed word vectors, does not begin to.
     """
     check_value(trainable, Trainable, "model.trainable")
     name = type(model).__name__
@@ -150,6 +153,7 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
     within.adapters = AdapterBank(places.hosts, reduction, activation=peft.activation, zero_up=peft.zero_up)
     within.prompts = nn.ModuleDict()
     learning: set[str] = set()
+    still = {id(value) for value in model.parameters() if not value.requires_grad}
     names = {parameter for parameter, _ in model.named_parameters()}
     if trainable == "all":
         learning = names
@@ -162,7 +166,7 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         _offered(places.hosts, name, "adapters", "it has no places for them")
         within.adapters.add("adapter", rng)
     elif trainable == "prompt":
-        _offered(places.prompts, name, "prompt", "it cannot insert tokens")
+        _offered(places.prompts or places.has_prompt, name, "prompt", "it cannot insert tokens")
         for modality, width in places.prompts.items():
             within.prompts[modality] = Prompt(peft.tokens, width, rng)
     elif trainable == "prefix":
@@ -177,7 +181,8 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
     fixed = tuple(f"{module_name}." for module_name in places.fixed)
     for parameter, value in model.named_parameters():
         learns = parameter in learning and not parameter.startswith(fixed)
-        value.requires_grad_(learns or parameter.startswith(heads))
+        value.requires_grad_((learns or parameter.startswith(heads)) and id(value) not in still)
+    places.finetuned()
 
 
 def _offered(places: object, model: str, kind: str, reason: str) -> None:

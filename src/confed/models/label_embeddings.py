@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from confed.federation.ranges import check_value
 from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import packaged, published, reading, weights_file
+from confed.models.pretrained import packaged, published, read_tensors, read_weights, reading, weights_file
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
@@ -97,15 +97,12 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
     A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
     things which look alike lie near each other. Words that it does not know do not count; neither does their order.
     """
-    from safetensors.torch import load_file
-
     from confed.models.pretrained import describe
     from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
 
     file = weights_file("albef_mini", pretrained)
     tokenizer = WordTokenizer(describe(file)["words"], 64)
-    tensors: Mapping[str, Tensor] = load_file(file)
-    table = tensors["text_decoder.bert.embeddings.word_embeddings.weight"]
+    table = read_tensors(file)["text_decoder.bert.embeddings.word_embeddings.weight"]
 
     def encode(texts: Sequence[str]) -> Tensor:
         ids, _ = tokenizer(texts)
@@ -266,24 +263,15 @@ def save_label_embeddings(table: LabelEmbeddings, file: Path | str) -> None:
 
 def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int) -> LabelEmbeddings:
     """The embeddings of some labels from a file."""
-    from safetensors import SafetensorError, safe_open
-
     is_packaged = isinstance(source, str) and source.isidentifier() and packaged(source)
     file = weights_file(str(source)) if is_packaged else Path(source).expanduser()
-    if not file.is_file():
-        raise ValueError(f"expected a file of label embeddings at {file}, found none")
-    try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
-            keys = set(content.keys())
-            if not {"labels", "positive", "negative"} <= keys or "names" not in metadata:
-                raise ValueError(
-                    f"{file}: expected the tensors labels, positive and negative and the metadata names, got the "
-                    f"tensors {', '.join(sorted(keys)) or 'none'} and the metadata {', '.join(metadata) or 'none'}"
-                )
-            vectors, positive, negative = (content.get_tensor(n).float() for n in ("labels", "positive", "negative"))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: expected a safetensors file, got: {error}") from error
+    tensors, metadata = read_weights(file)
+    if not {"labels", "positive", "negative"} <= tensors.keys() or "names" not in metadata:
+        raise ValueError(
+            f"{file}: expected the tensors labels, positive and negative and the metadata names, got the "
+            f"tensors {', '.join(sorted(tensors)) or 'none'} and the metadata {', '.join(metadata) or 'none'}"
+        )
+    vectors, positive, negative = (tensors[name].float() for name in ("labels", "positive", "negative"))
     try:
         names = tuple(json.loads(metadata["names"]))
         table = LabelEmbeddings(names, vectors, positive, negative, metadata.get("source", "")).select(labels)
@@ -292,21 +280,3 @@ def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int)
     if vectors.shape[1] != width:
         raise ValueError(f"{file}: label embeddings must have the model's {width} features, got {vectors.shape[1]}")
     return table
-
-
-def constant_tokens(
-    answers: Sequence[str] | int, width: int, file: Path | str | None, learn_labels: bool, swap_states: bool = False
-) -> dict[str, Tensor | None]:
-    """Embeddings that a C-Tran does not learn, its keywords ``embeddings`` and ``states``; none without a file."""
-    if file is None:
-        for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
-            if wanted:
-                raise ValueError(f"model.{name} is about a file of text embeddings: it needs model.embeddings")
-        return {}
-    if isinstance(answers, int):
-        raise ValueError(
-            f"model.embeddings are found by the labels' names: answers must be the names, got their number {answers}"
-        )
-    table = load_label_embeddings(file, () if learn_labels else tuple(answers), width)
-    states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
-    return {"embeddings": None if learn_labels else table.vectors, "states": states.flip(0) if swap_states else states}

@@ -16,9 +16,17 @@ import torch
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.models.heads import count
-from confed.models.modal_module import Encoder, ModalEmbedding, ModalNetwork, ModalTransformer, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import caption_tokenizer, modal_options, segmenter
+from confed.models.modal_transformer import (
+    Encoder,
+    ModalEmbedding,
+    ModalNetwork,
+    ModalTransformer,
+    caption_tokenizer,
+    modal_options,
+    read,
+    segmenter,
+)
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 

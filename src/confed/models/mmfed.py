@@ -19,9 +19,20 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, count
-from confed.models.modal_module import Encoder, EncoderLayer, ModalEmbedding, ModalNetwork, Tokens, joined, pool, read
 from confed.models.modal_segments import checked_modalities
-from confed.models.modal_transformer import caption_tokenizer, modal_options, segmenter
+from confed.models.modal_transformer import (
+    Encoder,
+    EncoderLayer,
+    ModalEmbedding,
+    ModalNetwork,
+    Tokens,
+    caption_tokenizer,
+    joined,
+    modal_options,
+    pool,
+    read,
+    segmenter,
+)
 from confed.models.pretrained import seeded
 from confed.models.variants import variant
 

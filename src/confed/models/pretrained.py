@@ -5,7 +5,7 @@ model.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch
+from confed.federation.reading import check_header
 from confed.models.hub_names import gated, hub_name
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -84,20 +85,35 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
 
     Of a folder the same from its file :data:`FACTS`.
     """
-    from safetensors import SafetensorError, safe_open
-
     if (file / FACTS).is_file():
         return json.loads((file / FACTS).read_text(encoding="utf-8"))
-    if not file.is_file():
-        raise ValueError(f"expected a weights file at {file}, found none")
     try:
-        with safe_open(file, framework="pt") as content:
-            metadata = {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
-    except (SafetensorError, ValueError, RecursionError) as error:
+        metadata = {key: json.loads(value) for key, value in read_weights(file)[1].items()}
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no weights file that `confed weights pretrain` wrote: {error}") from error
     if not {"words", "answers"} <= metadata.keys():
         raise ValueError(f"{file} is no weights file of `confed weights pretrain`: it lacks its words and answers")
     return metadata
+
+
+def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; a fault is a ValueError."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise ValueError(f"expected a safetensors file at {file}, found none")
+    try:
+        check_header(file)
+        with safe_open(file, framework="pt") as content:
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+            return tensors, content.metadata() or {}
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The content of a safetensors file; a fault is a ValueError."""
+    return read_weights(file)[0]
 
 
 def mini_words(model: str = "vilt_mini") -> tuple[str, ...]:
@@ -111,11 +127,9 @@ def load_into(model: nn.Module, file: Path, answers: Sequence[str] | None) -> No
     Tensors with one row per token or text position may have more rows than the file: the additional rows keep
     their fresh values. The head is copied only if ``answers`` equals the saved answers, in order.
     """
-    from safetensors.torch import load_file
-
     noted = describe(file)["answers"]
     with_head = answers is not None and list(answers) == noted
-    saved: Mapping[str, torch.Tensor] = load_file(file)
+    saved = read_tensors(file)
     state = model.state_dict()
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     faults: list[str] = []
@@ -218,6 +232,18 @@ def body_of(
     if pretrained is not None:
         return published(kind, pretrained, seed, add_pooling_layer=pooling, **drop)
     return seeded(seed, lambda: model(config(**sizes, **drop), add_pooling_layer=pooling))
+
+
+def check_fit(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], what: str) -> None:
+    """A ValueError that names the first tensors that a model lacks, does not know, or has in another shape."""
+    faults = [f"{name} is missing" for name in needed if name not in tensors]
+    faults += [f"{name} is unknown" for name in tensors if name not in live]
+    faults += [
+        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(live[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in live and tensor.shape != live[name].shape
+    ]
+    refuse_faults(faults, what)
 
 
 def refuse_faults(faults: Sequence[str], what: str) -> None:

@@ -5,7 +5,7 @@ names, are those of ``transformers``' ``ResNetModel``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from confed.models.heads import COUNT, count
 from confed.models.inputs import checked_image
 from confed.models.layers import Norm, constant_names, renormalise, uniform_linear
 from confed.models.passes import Chain, Step
-from confed.models.pretrained import States, describe, published, seeded, weights_file
+from confed.models.pretrained import States, check_fit, describe, published, read_tensors, seeded, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
 
@@ -154,27 +154,15 @@ def _check_frozen(norm: str) -> None:
 
 
 def _load_body(body: nn.Module, file: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not file.is_file():
-        raise ValueError(f"expected a weights file at {file}, found none")
-    try:
-        saved: Mapping[str, Tensor] = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: expected a safetensors file, got: {error}") from error
-    try:
-        body.load_state_dict({n.removeprefix("resnet."): t for n, t in saved.items() if n.startswith("resnet.")})
-    except RuntimeError as error:
-        raise ValueError(f"{file}: expected the tensors of a resnet_multilabel_mini, got: {error}") from error
+    tensors = {n.removeprefix("resnet."): t for n, t in read_tensors(file).items() if n.startswith("resnet.")}
+    check_fit(body.state_dict(), tensors, body.state_dict(), f"{file} does not have the tensors of this ResNet")
+    body.load_state_dict(tensors)
 
 
 def _load_head(head: nn.Linear, file: Path, answers: Sequence[str]) -> None:
     """Takes over the file's head if its labels are these, in this order."""
-    from safetensors.torch import load_file
-
     if describe(file).get("answers") == list(answers):
-        saved: Mapping[str, Tensor] = load_file(file)
+        saved = read_tensors(file)
         head.load_state_dict({name: saved[f"classifier.{name}"] for name in ("weight", "bias")})
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from confed.data.intake.opening import read_picture
+from confed.models.pretrained import check_fit, read_weights
 
 if TYPE_CHECKING:
     from transformers import ResNetConfig, ResNetForImageClassification
@@ -52,24 +53,16 @@ def _config(architecture: str) -> "ResNetConfig":
 
 def load_scene_classifier(file: Path) -> "ResNetForImageClassification":
     """The network of a file that ``confed weights convert places365`` wrote, in evaluation mode."""
-    from safetensors import SafetensorError, safe_open
-
-    if not file.is_file():
-        raise ValueError(f"the weights of the scene classifier {file} do not exist")
-    hint = "make it from a published checkpoint with `confed weights convert places365`"
-    try:
-        with safe_open(file, framework="pt") as content:
-            architecture = (content.metadata() or {}).get("architecture")
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: expected a safetensors file, got: {error}; {hint}") from error
-    if architecture is None:
-        raise ValueError(f"{file}: expected its metadata to name an architecture, found none; {hint}")
-    model = build_scene_classifier(architecture)
-    try:
-        model.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"{file}: expected the tensors of a {architecture}, got: {error}") from error
+    tensors, metadata = read_weights(file)
+    if "architecture" not in metadata:
+        raise ValueError(
+            f"{file}: expected its metadata to name an architecture, found none; make it from a published checkpoint "
+            "with `confed weights convert places365`"
+        )
+    model = build_scene_classifier(metadata["architecture"])
+    state = model.state_dict()
+    check_fit(state, tensors, state, f"{file} does not have the tensors of a {metadata['architecture']}")
+    model.load_state_dict(tensors, assign=True)
     return model
 
 

@@ -1,8 +1,8 @@
 """Variants of a model: its published and small sizes as rows of a table, each registered under its name.
 
-Options that most models have are declared and described in :func:`common`. What a builder does not take of them itself
-happens here, in this order: the packaged weights are loaded, heads of further tasks are added, and :func:`finetune`
-says what learns.
+Options that most models have are declared and described in :func:`common` and applied here, in this order: the packaged
+weights are loaded and heads of further tasks are added, where the builder does not take these options itself, and
+:func:`finetune` says what learns.
 """
 
 import re
@@ -54,9 +54,6 @@ def common(
     """
 
 
-APPLIED = {"pretrained", "heads", "trainable", "peft"}  # what is done here where the builder does not take it
-
-
 def variant(
     build: Builder[Model],
     name: str,
@@ -77,12 +74,12 @@ def variant(
 
     Args:
         build: takes some of the options, those that are fixed here, and ``rng``, a generator from the seed, if it
-            names it.
+            names it; what it takes of ``trainable`` and ``peft`` it checks only.
         name: as in recipes.
         summary: of the documentation.
         options: names of the options.
         spec: what the model declares.
-        sources: functions whose options it has as well, beside those of :func:`common`.
+        sources: functions whose options it has as well, beside those of :func:`common`, and takes by any keyword.
         described: option -> its description in place of the usual one.
         weights: whose packaged weights it loads; its own where this is empty.
         reduction: the usual reduction of its adapters, where it is not the model's.
@@ -102,7 +99,7 @@ def variant(
         bound.apply_defaults()
         for key, value in bound.arguments.items():
             check_value(value, made.parameters[key].annotation, f"model.{key}")
-        return _built(build, bound.arguments, fixed, weights or name, reduction)
+        return _built(build, sources, bound.arguments, fixed, weights or name, reduction)
 
     built.__name__ = built.__qualname__ = name
     built.__module__ = build.__module__
@@ -135,26 +132,30 @@ def _declared(
 
 
 def _built(
-    build: Builder[Model], given: Mapping[str, Any], fixed: Mapping[str, Any], weights: str, reduction: int | None
+    build: Builder[Model],
+    sources: Sequence[Callable[..., Any]],
+    given: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    weights: str,
+    reduction: int | None,
 ) -> Model:
     """A model by its builder, with its weights, heads and finetuning."""
     rng = torch.Generator().manual_seed(given["seed"])
-    taken = signature(build).parameters
-    left = {key: value for key, value in given.items() if key in APPLIED and key not in taken}
+    taken = set(signature(build).parameters)
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature(build).parameters.values()):
+        for source in sources:
+            taken.update(signature(source).parameters)
     options = {key: value for key, value in {**given, "rng": rng}.items() if key in taken}
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
-        options |= {key: value for key, value in given.items() if key not in left}
-    options |= fixed
-    model: Any = build(**options)
-    if left.get("pretrained"):
+    model: Any = build(**options, **fixed)
+    if given.get("pretrained") and "pretrained" not in taken:
         answers = given["answers"]
-        load_into(model, weights_file(weights, left["pretrained"]), None if isinstance(answers, int) else answers)
-    if "heads" in left:
-        model.add_heads(left["heads"], rng)
-    if "trainable" in left:
+        load_into(model, weights_file(weights, given["pretrained"]), None if isinstance(answers, int) else answers)
+    if "heads" in given:
+        model.add_heads(given["heads"], rng)
+    if "trainable" in given:
         places = model.places()
         places = places if reduction is None else replace(places, reduction=reduction)
-        finetune(model, left["trainable"], left["peft"], places, rng)
+        finetune(model, given["trainable"], given.get("peft", USUAL), places, rng)
     return model
 
 

@@ -133,7 +133,7 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
             f"{next(iter(files))}: expected pictures below {folder} or its folder images/, found none; {what}"
         )
     single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
-    names = set(chain.from_iterable(entries))
+    names = list(dict.fromkeys(chain.from_iterable(entries)))
     called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
     cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
     taken = next((name for name in cells if says_owners(cells[name])), "")

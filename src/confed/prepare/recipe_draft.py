@@ -76,16 +76,18 @@ def candidates(form: str, vision: str, text: str) -> dict[str, Training]:
         text: name or folder of a text encoder, for questions.
     """
     usual = _TRAINING[form]
-    if form not in ("classes", "questions", "vqa"):
-        return {usual.model["name"]: usual}
-    options = {
-        f"{usual.model['name']}, packaged": usual,
-        "cnn_words, from nothing": replace(usual, model={"name": "cnn_words"}, local=_CNN),
-    }
+    options = {f"{usual.model['name']}, packaged": usual}
+    reads_labels = usual.task["name"] == "multilabel"
+    if form not in ("classes", "labels", "objects", "questions", "vqa"):
+        return options
+    if not reads_labels:
+        options["cnn_words, from nothing"] = replace(usual, model={"name": "cnn_words"}, local=_CNN)
     if not vision:
         return options
     model: dict[str, Any] = {"name": "encoders", "vision": vision}
     local: dict[str, Any] = {"optimizer": "sgd", "epochs": 2, "batch_size": 32, "lr": 0.1}
+    if reads_labels:  # whose loss is a sum over labels and examples
+        local["lr"] = 3e-4
     if text:
         model, local = {**model, "text": text, "fusion": "product"}, {**_CNN, "lr": 1e-3}
     return {**options, f"encoders with {Path(vision).name}": replace(usual, model=model, local=local, larger=_ENCODERS)}

@@ -127,7 +127,8 @@ def _of_text(override: str) -> _Change:
     except tomllib.TOMLDecodeError as error:
         # a word is a text; what begins as a list, a table or a quoted text is a slip in one.
         if text.strip()[:1] in ("[", "{", '"', "'"):
-            raise ValueError(f"{override!r}: not TOML: {_reason(error)}") from error
+            reason = str(error).partition(" (at ")[0]  # without a position in a line that the user did not write
+            raise ValueError(f"{override!r}: not TOML: {reason}") from error
         value = text
     return _Change(override, tuple(parts), value)
 
@@ -143,11 +144,6 @@ def _set(content: dict[str, Any], change: _Change) -> None:
         target.clear()  # another constructor has other keywords
         target.update(shared)
     target[parts[-1]] = change.value
-
-
-def _reason(error: tomllib.TOMLDecodeError) -> str:
-    """Reason of a TOML error, without a position in a line that the user did not write."""
-    return str(error).partition(" (at ")[0]
 
 
 def _take_away(content: dict[str, Any], change: _Change) -> None:

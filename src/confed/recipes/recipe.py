@@ -30,6 +30,7 @@ import tomli_w
 
 from confed.data.imputation import missing_of
 from confed.data.pictures import Fit
+from confed.federation.algorithm import Algorithm
 from confed.federation.file_names import Name, Title
 from confed.federation.local import Local
 from confed.federation.old_keys import with_new_keys
@@ -195,6 +196,11 @@ class Recipe:
         values["betas"] = tuple(values["betas"])
         return Local(**values)
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method of the section ``[algorithm]``."""
+        return self.construct("algorithm")
+
     def construct(self, section: str, **derived: Any) -> Any:
         """The object that a named section describes."""
         values = dict(self.sections[section])
@@ -309,15 +315,14 @@ class Recipe:
                 f"methods.{row}.headline must be one of {', '.join(get_args(Headline))}, got {self.deploys(row)!r}"
             )
         single = self.method(row)
-        _ = single.local, single.construct("algorithm")
+        _ = single.local, single.algorithm
 
     def label(self, name: str) -> str:
         """Label of one of the study's rows in tables: its own label, or its method's."""
         row_label = self.overrides.get(name, {}).get("label")
         if row_label is not None:
             return str(row_label)
-        algorithm = self.method(name).construct("algorithm")
-        return algorithm.title
+        return self.method(name).algorithm.title
 
     def deploys(self, name: str) -> str:
         """The model that one of the study's rows deploys at a client; empty for the default of its method's kind."""
@@ -432,7 +437,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         score=study["score"],
     )  # fmt: skip
     # Their constructors check values that types cannot.
-    _ = recipe.run, recipe.local, recipe.construct("algorithm")
+    _ = recipe.run, recipe.local, recipe.algorithm
     # The table may be long; its other rows are checked when they are asked for.
     for method in dict.fromkeys([*methods, *overrides]):
         recipe.check_row(method)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from confed.federation.compression import Compression
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_fields
 
 SEEDS = Range(-(2**62), 2**62)
@@ -59,6 +60,8 @@ class RunSection:
         rounds: communication rounds T.
         cohort: clients per round, a whole number; a share of those present if below 1; all of them if 0.
         async_: asynchronous rounds.
+        uplink: what clients leave out of their updates (:mod:`confed.federation.compression`).
+        downlink: what servers leave out of the models that they send to clients that train.
         sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
             of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
@@ -104,6 +107,8 @@ class RunSection:
     cohort: Annotated[float, NOT_NEGATIVE] = 0.0
     sampling: Literal["uniform", "size"] = "uniform"
     async_: Asynchronous = Asynchronous()
+    uplink: Compression = field(default=Compression())
+    downlink: Compression = field(default=Compression())
     seed: Annotated[int, SEEDS] = 0
     workers: Annotated[int, NOT_NEGATIVE] = 0
     engine: Literal["local", "ray"] = "local"
@@ -131,6 +136,8 @@ class RunSection:
 
     def __post_init__(self) -> None:
         check_fields(self, "run")
+        check_fields(self.uplink, "run.uplink")
+        check_fields(self.downlink, "run.downlink")
         if self.address and self.engine != "ray":
             raise ValueError(
                 f"run.address is that of a Ray cluster and needs run.engine = 'ray', got {self.engine!r} with "

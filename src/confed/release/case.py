@@ -21,7 +21,7 @@ from torch import Tensor
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines.executor import InProcess
-from confed.engines.local import Simulation, simulate
+from confed.engines.local import simulate
 from confed.engines.participation import Population
 from confed.engines.perform import Setup, Workspace
 from confed.federation.client_info import ClientInfo
@@ -34,7 +34,7 @@ from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
 from confed.privacy.membership import example_losses
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.cohorts import cohorts_of, participation_of
+from confed.runs.build import simulation_of
 from confed.runs.run import load_run
 from confed.runs.samples import fill
 
@@ -182,14 +182,11 @@ class Case:
 
         Another seed gives another order of batches and other draws in training; the initial model stays.
         """
-        rows, settings = {name: chosen for name, chosen in rows.items() if len(chosen)}, self.recipe.run
+        rows = {name: chosen for name, chosen in rows.items() if len(chosen)}
         seed = self.setup.seed if seed is None else seed
         setup = replace(self.setup, population=Part(self.setup.population, rows, changed), seed=seed)
         self._executor.begin(setup)
-        cohort, buffered = cohorts_of(settings, self.algorithm)
-        participation = participation_of(settings, () if self.algorithm.traits.centralised else rows)
-        by_size = settings.sampling == "size"
-        simulation = Simulation(setup, MemoryStore(), self._executor, cohort, participation, by_size, buffered=buffered)
+        simulation = simulation_of(self.recipe.run, setup, rows, MemoryStore(), self._executor)
         servers = simulation.start(self.workspace)
         for record in simulate(simulation, servers):
             servers = record.servers

@@ -33,6 +33,9 @@ FINAL = "final.json"
 SWEEPS = ("sweep.json", "models.json")
 """Index of a sweep; the second is what version 0.1 called that of several models."""
 
+SCORES = "scores.json"
+"""In place of a summary: validation scores of a run without test data, such as a configuration of ``confed tune``."""
+
 
 class RunFolder:
     """Paths and writers of one run."""
@@ -137,6 +140,11 @@ def _index(folder: Path) -> Mapping[str, Any]:
         if not isinstance(content, dict):
             raise TypeError(f"got {str(content)[:40]}")
         return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    return (folder / "summary.json").is_file() or (folder / SCORES).is_file()
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -15,6 +15,8 @@ from confed.results.folder import SWEEPS
 
 MODELS = "models"
 """Key of models as an axis of a sweep."""
+ROWS = "study.methods"
+"""Key of methods as an axis of a sweep; each has a study of its own, such as of the configurations tried by tuning."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def read_sweep(root: Path) -> Sweep:
     except FAULTS as error:
         raise ValueError(f"{file} is no index of a sweep: {type(error).__name__}: {error}") from error
     for point in sweep.points:
-        if not re.fullmatch(r"[\w.+-]+", Name(point.folder, f"{file}: a study's folder")):
+        if not re.fullmatch(r"[\w.+%-]+", Name(point.folder, f"{file}: a study's folder")):
             raise ValueError(f"{file}: a study must lie in the sweep's folder, got {point.folder!r}")
     return sweep
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from confed.results.folder import kind_of, run_folders
+from confed.results.folder import is_finished, kind_of, run_folders
 from confed.results.history import evaluations, loss
 from confed.results.runs import RunResults, load
 from confed.results.summary import average, number
@@ -65,7 +65,7 @@ def _held(folder: Path) -> bool:
 
 
 def _state(name: str, place: Path, at_work: bool) -> RunState:
-    if (place / ERROR).is_file() and not (place / "summary.json").is_file():
+    if (place / ERROR).is_file() and not is_finished(place):
         lines = (place / ERROR).read_text(encoding="utf-8", errors="replace").splitlines()
         return RunState(name, "failed", text=lines[0] if lines else "")
     if not (place / "recipe.toml").is_file():
@@ -79,7 +79,7 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
     mean = average(seconds[1:] or seconds)  # the first round also warms caches
     losses = loss(run)
     state: State = "running" if at_work or _held(place) else "stopped"
-    state = "finished" if run.complete else state
+    state = "finished" if is_finished(place) else state
     return RunState(
         name,
         state,
@@ -88,7 +88,7 @@ def _state(name: str, place: Path, at_work: bool) -> RunState:
         losses.get(max(losses)) if losses else None,
         *_value(run),
         seconds[-1] if seconds else None,
-        None if mean is None or run.complete else mean * max(rounds - reached, 0),
+        None if mean is None or state == "finished" else mean * max(rounds - reached, 0),
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,11 +23,13 @@ from confed.data.ml_files.integrity import cache_folder
 from confed.data.modalities import owned_by_clients
 from confed.data.modality_names import sort_modalities
 from confed.data.table import Table, concatenate_tables
-from confed.engines.executor import check_compiler
-from confed.engines.local import Members, Participation, Setup
+from confed.engines.buffered import Buffered, check_buffered
+from confed.engines.executor import Executor, InProcess, check_compiler
+from confed.engines.local import Members, Participation, Setup, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.families.public_data import ServerLearns, ServerSide, UsesPublicData
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.protocols import Task
@@ -40,6 +42,7 @@ from confed.federation.specs import (
     model_spec,
     task_spec,
 )
+from confed.federation.state import Store
 from confed.models import create_model
 from confed.models.tokenizer import known_words
 from confed.privacy.protections import check_layouts
@@ -63,8 +66,7 @@ from confed.runs.checks import (
     warn_of_ignored,
     warn_of_long_texts,
 )
-from confed.runs.cohorts import check_cohorts
-from confed.runs.combinations import check_combination, combination
+from confed.runs.combinations import Combination, check_combination, combination
 from confed.runs.encode import (
     TOKENIZER_KEYS,
     RunData,
@@ -97,33 +99,27 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     Raises ``ValueError``: the recipe or its data are faulty, or the method cannot work with them (the message names the
     thing).
     """
-    run = recipe.run
-    run_data = _present(recipe, load_data(recipe))
-    dataset = run_data.dataset
+    run, algorithm = recipe.run, recipe.algorithm
+    run_data = _present(recipe, algorithm, load_data(recipe))
     task, tasks = tasks_of(recipe, run_data)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := task_spec(t).head) != "answers"))
     build = _Models(_builder(recipe, run_data, task, heads))
-    check_lengths(recipe, dataset)
+    check_lengths(recipe, run_data.dataset)
     warn_of_long_texts(run_data)
     _check_fit(recipe, run_data, task, tasks, heads)
-    algorithm = _configured(recipe, build, task, tasks, run_data)
-    owned = owned_by_clients(dataset)
-    public, observers = public_data(algorithm, dataset, run_data.unseen, owned)
+    algorithm = _configured(recipe, algorithm, build, task, tasks, run_data)
+    owned = owned_by_clients(run_data.dataset)
+    public, observers = public_data(algorithm, run_data.dataset, run_data.unseen, owned)
     if public is not None:
         side = ServerSide(build, public, task, run.seed, _device(run.device))
-        algorithm = _with_public_data(algorithm, dataset, side)
+        algorithm = _with_public_data(algorithm, run_data.dataset, side)
     _check_method(recipe, run_data, algorithm, build, task, owned)
-    clients = _masked(run_data.clients, task_spec(task).known)
-    if algorithm.traits.centralised:
-        observers = ChainMap[str, Any](dict(observers), cast(Any, clients))
-        clients = {EVERYONE: _masked_data(_everyone(run_data), task_spec(task).known)}
-        owned = {EVERYONE: _all_of(owned)}
+    if algorithm.traits.centralised:  # the clients only look on
+        observers = ChainMap[str, Any](dict(observers), cast(Any, run_data.clients))
     if run.compile:
         check_compiler(_device(run.device))
-    sizes = known_sizes(clients)
-    members = Members(
-        clients, owned, {n: t.head for n, t in tasks.items() if heads}, None if sizes is None else sizes.tolist()
-    )
+    travels = algorithm.traits.communicates and not algorithm.traits.centralised
+    members = _members(run_data, algorithm, task, owned, {name: t.head for name, t in tasks.items() if heads})
     setup = Setup(
         algorithm, members, task, recipe.local, build, run.rounds, run.seed, run.keep_personal, observers,
         _device(run.device), tasks, public,
@@ -132,27 +128,89 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
         measures=tuple(measures[name]() for name in run.measures),
+        uplink=run.uplink if travels else Compression(),
+        downlink=run.downlink if travels else Compression(),
     )  # fmt: skip
     _check_protections(setup, build)
     return setup, run_data
 
 
-def _present(recipe: Recipe, run_data: RunData) -> RunData:
+def _members(run_data: RunData, algorithm: Algorithm, task: Task, owned: Owned, heads: Mapping[str, str]) -> Members:
+    """Those who train: the clients, or one with all their data; the task may hide labels from them."""
+    clients = run_data.clients
+    if algorithm.traits.centralised:
+        if not isinstance(owned, tuple):
+            owned = sort_modalities(chain.from_iterable(owned.values()), "a client")
+        clients, owned = {EVERYONE: _everyone(run_data)}, {EVERYONE: owned}
+    if known := task_spec(task).known:
+        clients = changed(clients, partial(TableData.masked, known=known))
+    sizes = known_sizes(clients)
+    return Members(clients, owned, heads, None if sizes is None else sizes.tolist())
+
+
+def _present(recipe: Recipe, algorithm: Algorithm, run_data: RunData) -> RunData:
     """The data of the clients that take part."""
     run = recipe.run
     Participation(run.joins, run.leaves).check(list(run_data.clients), 0)
     run_data = _without(run_data, run.without)
     warn_of_ignored(recipe.sections["data"], run, run_data)
-    check_cohorts(recipe.construct("algorithm"), run, run_data.clients)
+    check_cohorts(algorithm, run, run_data.clients)
     return run_data
+
+
+def participation_of(run: RunSection, clients: Collection[str]) -> Participation:
+    """Participation of clients: late arrivals and departures."""
+    joins = {name: round for name, round in run.joins.items() if name in clients}
+    return Participation(joins, {name: round for name, round in run.leaves.items() if name in clients})
+
+
+def simulation_of(
+    run: RunSection, setup: Setup, clients: Collection[str], store: Store, executor: InProcess | Executor
+) -> Simulation:
+    """The federation's rounds as a recipe's section ``[run]`` has them."""
+    # A pooled run has no members that could come and go: its data are those of all who ever take part.
+    participation = participation_of(run, () if setup.algorithm.traits.centralised else clients)
+    cohort, buffered = cohorts_of(run, setup.algorithm)
+    return Simulation(setup, store, executor, cohort, participation, run.sampling == "size", buffered=buffered)
+
+
+def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:
+    """Number of clients that train in a round, or at any time, out of those present; settings of asynchronous rounds.
+
+    Where clients send nothing there is nothing to wait for: beside methods with asynchronous rounds, a round of theirs
+    is one of as many clients as the buffer holds, so that clients train equally often.
+    """
+    if not run.async_.buffer:
+        return run.cohort_size, None
+    if algorithm.traits.centralised or not algorithm.traits.communicates:
+        return lambda present: min(run.async_.buffer, present), None
+    return run.cohort_size, Buffered(run.async_.buffer, run.async_.staleness, run.async_.delays)
+
+
+def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
+    """Check that every round has clients, and that the method has asynchronous rounds where the run asks for them.
+
+    Raises ``ValueError``: a setting of ``run`` does not fit; the message names it.
+    """
+    participation = participation_of(run, clients)
+    participation.check(list(clients), run.rounds)
+    size, buffered = cohorts_of(run, algorithm)
+    if buffered is not None:
+        check_buffered(buffered, algorithm, participation, len(clients), size(len(clients)), run.downlink)
 
 
 def _check_fit(recipe: Recipe, run_data: RunData, task: Task, tasks: Mapping[str, Any], heads: Sequence[str]) -> None:
     """Check of model, task and data with one another."""
     headless = heads and "heads" not in signature(models[recipe.sections["model"]["name"]]).parameters
     others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
-    fits = combination(recipe, run_data.dataset, task, reads_answers=run_data.answer_tokens is not None)
-    check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
+    check_combination(
+        replace(_combination(recipe, run_data, task), wraps=isinstance(task, WrapsModel), heads_missing=others)
+    )
+
+
+def _combination(recipe: Recipe, run_data: RunData, task: Task) -> Combination:
+    names = [recipe.sections[section]["name"] for section in ("model", "task")]
+    return combination(names[0], run_data.dataset, names[1], task, reads_answers=run_data.answer_tokens is not None)
 
 
 def _check_method(
@@ -184,15 +242,6 @@ def _check_protections(setup: Setup, build: "_Models") -> None:
     check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
 
 
-def _masked(clients: Mapping[str, TableData], known: float | None) -> Mapping[str, TableData]:
-    """The clients, with a largest share of known labels in training."""
-    return changed(clients, partial(_masked_data, known=known)) if known else clients
-
-
-def _masked_data(data: TableData, known: float | None) -> TableData:
-    return data.masked(known or 0.0)
-
-
 class _Models:
     """Factory of a run's model that hands out, as the first one, the model that was made for checks before the run."""
 
@@ -211,9 +260,11 @@ class _Models:
         return model
 
 
-def _configured(recipe: Recipe, build: "_Models", task: Any, tasks: Mapping[str, Any], run_data: RunData) -> Algorithm:
+def _configured(
+    recipe: Recipe, algorithm: Algorithm, build: "_Models", task: Any, tasks: Mapping[str, Any], run_data: RunData
+) -> Algorithm:
     """A method that has looked at the model, and the model at pictures of the data's size."""
-    algorithm, name = recipe.construct("algorithm"), recipe.sections["model"]["name"]
+    name = recipe.sections["model"]["name"]
     check_measures({recipe.sections["task"]["name"]: task, **tasks})
     check_chosen_measures(recipe.run.measures, lambda: build.first, task, tasks, run_data)
     if registered_tasks.is_own(recipe.sections["task"]["name"]) or models.is_own(name):
@@ -332,11 +383,6 @@ def _everyone(run_data: RunData) -> TableData:
     return table_data(rows, rows.take(0), rows.take(0), dataset.mixture)
 
 
-def _all_of(owned: Owned) -> tuple[str, ...]:
-    """The modalities that any client has."""
-    return owned if isinstance(owned, tuple) else sort_modalities(chain.from_iterable(owned.values()), "a client")
-
-
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
     """The tasks of clients and places where the data say that they have one of their own, or that others have."""
     dataset = run_data.dataset
@@ -357,7 +403,7 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
     """
     dataset, tokens = run_data.dataset, run_data.answer_tokens
     task: Any = recipe.construct("task", answers=dataset.widest, types=run_data.types)
-    check_combination(combination(recipe, dataset, task, reads_answers=tokens is not None))
+    check_combination(_combination(recipe, run_data, task))
     if isinstance(task, ComparesCaptions):
         task = _reading(task, run_data)
     if tokens is None or candidates is None or not isinstance(task, RanksTexts):

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from confed.data.examples import FederatedDataset
 from confed.data.targets import FITTING_TASK, Kind
 from confed.federation.specs import ModelSpec, TaskSpec, model_spec, task_spec
-from confed.recipes.recipe import Recipe
 from confed.registry import models
 
 _MODEL_FOR: dict[Kind, str] = {
@@ -161,16 +160,15 @@ RULES = (
 
 
 def combination(
-    recipe: Recipe | str, dataset: FederatedDataset, task: object = None, *, reads_answers: bool = False
-) -> Combination:  # fmt: skip
-    """The combination of a recipe, or of a model's name and data before the task is known."""
-    name = recipe if isinstance(recipe, str) else recipe.sections["model"]["name"]
+    model: str, dataset: FederatedDataset, task_name: str = "", task: object = None, *, reads_answers: bool = False
+) -> Combination:
+    """The combination of a model and data, and of a task once it is known."""
     heads = "answer sets" if dataset.answer_sets else ""
     return Combination(
-        name,
+        model,
         dataset.name,
-        "" if isinstance(recipe, str) else recipe.sections["task"]["name"],
-        model_spec(models[name]),
+        task_name,
+        model_spec(models[model]),
         TaskSpec() if task is None else task_spec(task),
         dataset.kind,
         "tasks" if dataset.tasks else heads,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from confed.data.chat_tables import Prompts, unread
 from confed.data.encode import SharedPictures, SharedTexts, encode, with_captions, with_modalities
-from confed.data.examples import Examples, FederatedDataset, Split, TableData
+from confed.data.examples import Examples, FederatedDataset, TableData
 from confed.data.lazy import Lazy, NoTexts, shared_columns
 from confed.data.mixed_batches import MixedData
 from confed.data.regions import Regions
@@ -168,7 +168,9 @@ class _Encoder:
         self._turns = max(map(len, before), default=0)
         self._texts = SharedTexts(tokenizer if self._prompts is None else unread)
         self._pictures = SharedPictures(optional=gaps)
-        trained = {} if self._prompts is not None else {name: split.train for name, split in _kept(dataset).items()}
+        trained: dict[str, Examples] = {}
+        if self._prompts is None and not isinstance(dataset.clients, Lazy):
+            trained = {name: split.train for name, split in dataset.clients.items()}
         self._given = _answers_given(trained, tokenizer)
 
     def table(self, examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
@@ -195,11 +197,6 @@ class _Encoder:
             return replace(rows, columns={**rows.columns, **self._given[client]})
         numbers = torch.tensor([self._row_of[answer] for answer in examples.answers], dtype=torch.int64)
         return replace(rows, columns={**rows.columns, "answer_tokens": self.tokens[numbers]})
-
-
-def _kept(dataset: FederatedDataset) -> Mapping[str, Split]:
-    """The clients; none of those that are made on access."""
-    return {} if isinstance(dataset.clients, Lazy) else dataset.clients
 
 
 def _prompts(source: Source, tokenizer: Any) -> Prompts:

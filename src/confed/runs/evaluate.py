@@ -114,7 +114,11 @@ def examine(
         examined.results[key] = values, message.tensors
     at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
     if controls and not several:
-        examined.without_controls["personal"] = _one_model(algorithm)
+        examined.without_controls["personal"] = (
+            "all data are in one place: the one model is tried as the global one"
+            if algorithm.traits.centralised
+            else "the method makes no personal models: the global model is everybody's"
+        )
     if controls:
         _with_controls(examined, simulation, at_home, run_data, progress)
     if subsets and len(seen) <= MATRIX_LIMIT:
@@ -236,12 +240,6 @@ def _with_controls(
         examined.controls.setdefault((key[0], key[2]), {})[control] = rows
     if not jobs and "all" not in examined.without_controls:
         examined.without_controls["all"] = "no place has test examples with different inputs of any modality"
-
-
-def _one_model(algorithm: Algorithm) -> str:
-    if algorithm.traits.centralised:
-        return "all data are in one place: the one model is tried as the global one"
-    return "the method makes no personal models: the global model is everybody's"
 
 
 def _without_tests(names: Sequence[str]) -> str:

@@ -27,7 +27,6 @@ from confed.engines.local import (
     Participation,
     RoundRecord,
     Setup,
-    Simulation,
     Workspace,
     simulate,
 )
@@ -39,8 +38,7 @@ from confed.federation.messages import Call, Reply
 from confed.federation.protocols import ClientData
 from confed.federation.state import MemoryStore, Store
 from confed.recipes.recipe import Recipe
-from confed.runs.build import check_device, prepare
-from confed.runs.cohorts import cohorts_of, participation_of
+from confed.runs.build import check_device, cohorts_of, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import evenly, examine
 
@@ -160,6 +158,7 @@ class _Clock:
 
     def __init__(self, setup: Setup, workspace: Workspace, most: int | None, clock: Callable[[], float]) -> None:
         self._inner, self._most, self._clock = InProcess(setup, workspace), most, clock
+        self._setup = setup
         self.timeline, self.step = Timeline(0), Step()
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
@@ -169,7 +168,10 @@ class _Clock:
             kind = replies.setdefault((call.action, call.client.head, call.client.modalities), [])
             self.step.calls.append(call.client.id)
             if self._most is not None and len(kind) >= self._most and not call.session:
-                yield Reply(call.client, kind[number % len(kind)].message)
+                repeated = kind[number % len(kind)]
+                if not self._setup.downlink.plain:  # it has the round's model, as whoever took part
+                    store.save(call.client.id, store.load(repeated.client.id))
+                yield Reply(call.client, repeated.message)
                 continue
             began = self._clock()
             (reply,) = self._inner([call], store, round)
@@ -220,13 +222,10 @@ def measure(
     )
     everyone = setup.algorithm.secure_sum is not None  # of repeated masks no sum can be made
     executor = _Clock(short, workspace, None if everyone else MEASURED, clock)
-    participation = participation_of(recipe.run, () if setup.algorithm.traits.centralised else run_data.clients)
     with tempfile.TemporaryDirectory(prefix="confed-plan-") as place:
         checkpoints = Checkpoints(Path(place) / "checkpoint", recipe.run.newest_checkpoints)
         store: Store = checkpoints.store if recipe.run.checkpoint_every else MemoryStore()
-        by_size = recipe.run.sampling == "size"
-        size, buffered = cohorts_of(recipe.run, setup.algorithm)
-        simulation = Simulation(short, store, executor, size, participation, by_size, buffered=buffered)
+        simulation = simulation_of(recipe.run, short, run_data.clients, store, executor)
         rounds: list[Step] = []
         servers = simulation.start(workspace)
         began = clock()

@@ -8,6 +8,7 @@ from typing import Any
 
 from confed.engines.local import Participation, Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import poisson_epsilon
@@ -52,20 +53,23 @@ def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> di
     }  # fmt: skip
 
 
+def record_cost(privacy: RecordPrivacy, local: Local, examples: int, rounds: int) -> tuple[int, float]:
+    """Steps of local training in so many rounds, and the epsilon that they cost each of a client's records."""
+    rate = min(1.0, local.batch_size * local.accumulate / examples)
+    steps = rounds * local.round_steps(local.steps(math.ceil(examples / local.batch_size)))
+    return steps, poisson_epsilon(privacy.noise, rate, steps, privacy.delta)
+
+
 def spent_on_records(
     setup: Setup, privacy: RecordPrivacy, asked: Mapping[str, Mapping[str, int]], clients: Sequence[str]
 ) -> dict[str, Any]:
     """The field of ``summary.json`` of noise on the gradients of records: the ledger of each client's records."""
     rounds = Counter(chain.from_iterable(asked.values()))
     examples = {info.id: info.num_examples for info in map(setup.population.info, range(len(setup.population)))}
-    local = setup.local
     steps: dict[str, int] = {}
     epsilon: dict[str, float] = {}
     for name in clients:
-        batches = math.ceil(examples[name] / local.batch_size)
-        rate = min(1.0, local.batch_size * local.accumulate / examples[name])
-        steps[name] = rounds[name] * local.round_steps(local.steps(batches))
-        epsilon[name] = poisson_epsilon(privacy.noise, rate, steps[name], privacy.delta)
+        steps[name], epsilon[name] = record_cost(privacy, setup.local, examples[name], rounds[name])
     seed = " Samples and noise are functions of the run's seed, which has to stay secret." if privacy.repeatable else ""
     return {
         EXAMPLE_PRIVACY: {

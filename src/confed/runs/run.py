@@ -1,17 +1,10 @@
-"""Execution of a recipe into a run folder.
+"""Execution of a recipe into a run folder."""
 
-Pictures that cannot be read are left out before the first round, so that one that is damaged or mended between two
-starts would change what is trained on and tested. Of multi-label data the others are dealt to clients after that: it
-could change who owns what, and put training pictures into tests.
-"""
-
-import hashlib
-import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -37,14 +30,22 @@ from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.run_files import ANSWERS, NAMES, TRUTH, line_digest, lines_of, name_hashes
 from confed.results.stored import NONE, FinalResult, Recorder, Records, examples_of_predictions, write_records
+from confed.results.summary import PRIVACY
 from confed.results.views import EVALUATED
-from confed.runs.build import check_device, load_data, prepare
-from confed.runs.cohorts import cohorts_of, participation_of, pinned, pinned_as
+from confed.runs.build import check_device, load_data, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
+from confed.runs.same_recipe import (
+    check_same_data,
+    check_same_recipe,
+    machine_note,
+    note_data,
+    note_recipe,
+    pinned,
+    pinned_as,
+)
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import check_held, exclusive
@@ -53,55 +54,6 @@ from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
-
-# Check that a resumed run has the data that it began with -----------------------------------------------------
-
-_MOST = 5
-"""Names of pictures that are written down."""
-
-
-def note_data(folder: RunFolder, run_data: RunData) -> None:
-    """Record of a new run's rows and unreadable pictures; nothing where no pictures are checked."""
-    if left_out := _left_out(run_data):
-        folder.write_json(folder.data, left_out)
-
-
-def check_same_data(folder: RunFolder, run_data: RunData) -> None:
-    """Check of the data against the record of the run's start, if there is one."""
-    left_out = _left_out(run_data)
-    if not left_out or not folder.data.is_file():
-        return
-    before = json.loads(folder.data.read_text(encoding="utf-8"))
-    if before == left_out:
-        return
-    lost, now = (
-        f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, left_out)
-    )
-    raise ValueError(
-        f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {left_out['rows']} and {now}. Clients would have other examples, and be tested on others; "
-        "put the files back as they were, or begin a new run"
-    )
-
-
-def _left_out(run_data: RunData) -> dict[str, Any]:
-    """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
-    dataset = run_data.dataset
-    labelled = [examples.labels.table for examples in dataset.everything if examples.labels is not None]
-    if labelled and dataset.elsewhere is None:
-        tables = list({id(table): table for table in labelled}.values())
-        names = list(chain.from_iterable(table.unreadable for table in tables))
-        rows, content = sum(map(len, tables)), [json.dumps([[*table.unreadable] for table in tables]).encode()]
-        content += [table.names.values.tobytes() for table in tables]
-    elif dataset.unreadable is not None:
-        parts = dataset.everything
-        names = sorted(dataset.unreadable.pictures)
-        rows, content = sum(map(len, parts)), [json.dumps([names, [[*examples.names] for examples in parts]]).encode()]
-    else:
-        return {}
-    digest = hashlib.sha256(b"".join(content)).hexdigest()
-    return {"rows": rows, "unreadable": len(names), "first": sorted(names)[:_MOST], "digest": digest}
-
 
 # Names and labels of test examples, for a run's stored predictions --------------------------------------------
 
@@ -153,17 +105,22 @@ def local_executor(recipe: Recipe, setup: Setup, workspace: Workspace) -> InProc
     return Workers(setup, count, settings.threads, settings.start_method, source_of(recipe))
 
 
-def ray_actors(recipe: Recipe, workspace: Workspace, progress: Progress) -> "RayActors":
-    """Actors on the Ray cluster of a recipe."""
+@contextmanager
+def needing_ray(what: str) -> Iterator[None]:
+    """Imports of Ray, without which a ValueError says how to get it."""
     try:
-        from confed.engines.ray.executor import RayActors
-        from confed.engines.ray.placement import Wanted
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise ValueError(
-            "run.engine = 'ray' needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt"
-        ) from None
+        raise ValueError(f"{what} needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt") from None
+
+
+def ray_actors(recipe: Recipe, workspace: Workspace, progress: Progress) -> "RayActors":
+    """Actors on the Ray cluster of a recipe."""
+    with needing_ray("run.engine = 'ray'"):
+        from confed.engines.ray.executor import RayActors
+        from confed.engines.ray.placement import Wanted
     import psutil
 
     settings = recipe.run
@@ -246,7 +203,6 @@ class Runner:
         self.workspace, self.stopping, self.actors = workspace, stopping, actors
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.progress = folder, progress
-        # A pooled run has no members that could come and go: its data are those of all who ever take part.
         clients = () if setup.algorithm.traits.centralised else run_data.clients
         self.participation = participation_of(self.settings, clients)
         before = {round - 1 for round in self.participation.joins.values()} - {0}
@@ -259,34 +215,17 @@ class Runner:
         self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
         self.recorder = Recorder()
+        self.servers: Mapping[str, ServerState] = {}
+        self.most_evaluated: int | None = 100  # clients whose validation examples are looked at in a round
 
     def run(self) -> dict[str, Any]:
         """See :func:`run`."""
         reset_peak()
-        store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
-        # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
-        with closing(self.executor(workspace)) as executor:
-            simulation = self.simulation(store, executor)
-            simulation.answered = self._answered
-            servers, start = self._start(simulation, workspace)
-            self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
-            whole: Checkpoint | None = None
-            try:
-                for record in simulate(simulation, servers, start):
-                    self._after(simulation, record)
-                    servers = record.servers
-                    whole = Checkpoint(record.round, servers, self.folder.history_bytes())
-                    self._checkpoint_if_due(whole)
-                    if record.round < self.setup.rounds and self.stopping():
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                # The last round that is written down whole; what came after it is done again.
-                if whole is not None and self.settings.checkpoint_every:
-                    self.writer.save(whole)
-                raise
-            finally:
-                self.writer.close()
+        with self.opened() as (simulation, workspace):
+            executor = simulation.executor
+            for _ in self.train(simulation, workspace):
+                pass
+            servers = self.servers
             for note in executor.notes if isinstance(executor, InProcess) else ():
                 self.notes.append(note)
                 self.progress(Caution(note))
@@ -305,6 +244,39 @@ class Runner:
                 peak = max(peak, self.actors.peak_memory)
         return self._finish(examined, workspace, peak, features)
 
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Simulation, Workspace]]:
+        """The federation, with those who answer its calls, and the model."""
+        store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
+        # Built before workers are forked, so that they inherit the imported libraries.
+        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
+        with closing(self.executor(workspace)) as executor:
+            simulation = self.simulation(store, executor)
+            simulation.answered = self._answered
+            yield simulation, workspace
+
+    def train(self, simulation: Simulation, workspace: Workspace) -> Iterator[RoundRecord]:
+        """The rounds that are still to be done, each written down; where it is left, the last one is saved."""
+        self.servers, start = self._start(simulation, workspace)
+        self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
+        whole: Checkpoint | None = None
+        try:
+            for record in simulate(simulation, self.servers, start):
+                self._after(simulation, record)
+                self.servers = record.servers
+                whole = Checkpoint(record.round, record.servers, self.folder.history_bytes())
+                self._checkpoint_if_due(whole)
+                yield record
+                if record.round < self.setup.rounds and self.stopping():
+                    raise KeyboardInterrupt
+        except (KeyboardInterrupt, GeneratorExit):
+            # The last round that is written down whole; what came after it is done again.
+            if whole is not None and self.settings.checkpoint_every:
+                self.writer.save(whole)
+            raise
+        finally:
+            self.writer.close()
+
     # What is different where clients are on other machines ------------------------------------------------------
 
     def executor(self, workspace: Workspace) -> "InProcess | Workers | Remote | RayActors":
@@ -313,9 +285,7 @@ class Runner:
 
     def simulation(self, store: Store, executor: "InProcess | Workers | Remote | RayActors") -> Simulation:
         """The federation's rounds."""
-        by_size = self.settings.sampling == "size"
-        cohort, buffered = cohorts_of(self.settings, self.setup.algorithm)
-        return Simulation(self.setup, store, executor, cohort, self.participation, by_size, buffered=buffered)
+        return simulation_of(self.settings, self.setup, self.run_data.clients, store, executor)
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
@@ -354,6 +324,7 @@ class Runner:
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         """Record of a round, with evaluation and checkpoint where due."""
         check_held(self.folder.root)
+        spent = self._spent(simulation, record)
         self._note(
             {
                 "event": "round" if record.round <= self.setup.rounds else "finish",
@@ -364,7 +335,7 @@ class Runner:
                 "bytes_down": record.bytes_down,
                 **({"traffic": {n: t._asdict() for n, t in record.traffic.items()}} if len(record.servers) > 1 else {}),
                 **({} if record.clock is None else {"clock": record.clock, "staleness": record.staleness}),
-                **self._spent(simulation, record),
+                **spent,
             },
         )
         for span in record.timeline:
@@ -381,10 +352,16 @@ class Runner:
         self.folder.append(self.folder.timings, timing)
         for client, error in record.errors.items():
             self.progress(Caution(f"client {client!r} left out of round {record.round}: {error}"))
-        loss = sum(record.losses.values()) / max(len(record.losses), 1)
-        text = f"loss {loss:.3f}" if record.losses else "losses stay with the clients"
+        loss = sum(record.losses.values()) / len(record.losses) if record.losses else None
+        text = "losses stay with the clients" if loss is None else f"loss {loss:.3f}"
         stage = "training" if record.round <= self.setup.rounds else "fine-tuning"  # which follows the last round
-        self._report(record.round, stage, text if stage == "training" else f"{stage}, {text}")
+        text = text if stage == "training" else f"{stage}, {text}"
+        epsilon = max(spent[PRIVACY]["epsilon"].values(), default=None) if spent else None
+        self.progress(
+            RunProgress(
+                min(record.round, self.setup.rounds), self.setup.rounds, stage, text, loss=loss, epsilon=epsilon
+            )
+        )
 
     def _note(self, line: dict[str, Any]) -> None:
         """A line of the history, in its file and in the records."""
@@ -408,7 +385,9 @@ class Runner:
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
         pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.run_data.unseen)
         limit = self.settings.evaluate_examples
-        views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
+        views = simulation.evaluate(
+            servers, round, split="validation", limit=limit, most=self.most_evaluated, counted=pooled.add
+        )
         values: dict[str, dict[str, dict[str, float]]] = {}
         for view, places in views.items():
             values[view] = {p: summarise(t) for p, t in places.items()}

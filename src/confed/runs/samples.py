@@ -231,7 +231,7 @@ def _batches(table: Table, rows: Sequence[int]) -> tuple[list[int], list[Batch]]
 def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count: int) -> list[dict[str, Any]]:
     """Up to two training questions per client with what the filter picks (figure 8.5 of FedVQA)."""
     shared = folder.models / "global" / "trained.safetensors"
-    mode = filter_of(load_recipe(folder.recipe).construct("algorithm")) if folder.recipe.is_file() else None
+    mode = filter_of(load_recipe(folder.recipe).algorithm) if folder.recipe.is_file() else None
     if mode is None or not shared.exists():
         return []
     entries: list[dict[str, Any]] = []

@@ -23,10 +23,11 @@ from confed.results.folder import kind_of
 from confed.results.settings import flat
 from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
+from confed.runs.run import needing_ray
 from confed.runs.summary import versions
 from confed.studies.pool import attempt, headline
 from confed.studies.runner import complete, error_of, leave_error, note_refusals
-from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, growing
+from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
 from confed.system.folder_lock import Occupied, exclusive, holder_of
 
@@ -75,13 +76,13 @@ class CellStatus:
 
 
 def studies_of(root: Path) -> dict[str, StudyFolder]:
-    """Folder within the root -> study that grows: those of a sweep, or the one in the root itself, called ""."""
+    """Folder within the root -> study: those of a sweep, or the one in the root itself, called ""."""
     if kind_of(root) == "sweep":
-        studies = {point.folder: growing(root / point.folder) for point in read_sweep(root).points}
+        studies = {point.folder: study_in(root / point.folder) for point in read_sweep(root).points}
         return {folder: study for folder, study in studies.items() if study is not None}
-    study = growing(root)
+    study = study_in(root)
     if study is None:
-        raise ValueError(f"{root} must be a study of `confed compare RECIPE`, or a sweep")
+        raise ValueError(f"{root} must be a study or a sweep")
     return {"": study}
 
 
@@ -210,15 +211,9 @@ def compute_on_ray(
     root: Path, address: str, workers: int, progress: Progress, refused: Callable[[str, str], None]
 ) -> Cells:
     """Execution of the cells that are missing, each in an actor on a Ray cluster; lost ones go on elsewhere."""
-    try:
+    with needing_ray("--on ray"):
         from confed.engines.ray.actor import JobSource
         from confed.engines.ray.jobs import carry_out
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "ray":
-            raise
-        raise ValueError(
-            "--on ray needs Ray, which is not installed: pip install '.[ray]' -c constraints.txt"
-        ) from None
     from confed.engines.workers import free_cores
 
     cells = number_cells(root)

@@ -32,7 +32,7 @@ def with_references(recipe: Recipe) -> Recipe:
 def rows_for_gates(recipe: Recipe) -> Rows:
     """Which rows are the references, from their methods' traits and from what of the model each trains."""
     single = {row: recipe.method(row) for row in recipe.methods}
-    traits = {row: row_recipe.construct("algorithm").traits for row, row_recipe in single.items()}
+    traits = {row: row_recipe.algorithm.traits for row, row_recipe in single.items()}
     central = next((row for row in single if traits[row].centralised), "")
     alone = [row for row in single if not traits[row].communicates and not traits[row].centralised]
     like = single[central].sections["model"] if central else recipe.sections["model"]

@@ -66,28 +66,23 @@ def carry_out(
     workers: int,
     progress: Progress,
     wanted: Callable[[int], bool] = lambda _: True,
-    *,
-    passing: bool = False,
 ) -> None:
     """Execution of all jobs, in order as far as there are processes for them; Ctrl-C stops all in order."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if workers == 1:
-        _one_by_one(function, jobs, progress, wanted, passing)
+        _one_by_one(function, jobs, progress, wanted)
     elif jobs:
         with _Crew(function, jobs, min(workers, len(jobs)), progress, wanted) as crew:
             crew.work()
 
 
-def _one_by_one(
-    function: str, jobs: Sequence[Job], progress: Progress, wanted: Callable[[int], bool], passing: bool
-) -> None:
+def _one_by_one(function: str, jobs: Sequence[Job], progress: Progress, wanted: Callable[[int], bool]) -> None:
     call = _resolve(function)
     for number, job in enumerate(jobs):
         if wanted(number):
             progress(JobStarted(number))
-            job_progress = of_job(progress, number)
-            outcome, text = ("done", str(call(job, job_progress))) if passing else attempt(call, job, job_progress)
+            outcome, text = attempt(call, job, of_job(progress, number))
             progress(JobEnded(number, 0, outcome, text))
 
 

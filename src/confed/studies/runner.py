@@ -40,7 +40,7 @@ class Outcome:
 def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outcome:
     """Execution of all runs of a study folder that are missing or unfinished.
 
-    A run that goes wrong is marked in the index of a study that grows; of another study it ends the command.
+    A run that goes wrong is marked in the index.
     """
     with exclusive(root):
         remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
@@ -49,16 +49,15 @@ def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outc
             check_same_recipe(RunFolder(root / job.folder), study.recipe_of(job))
         outcome = Outcome(root, tuned=study.index.get("tuned", {}))
         try:
-            _run_missing(study, progress, workers if study.grows else 1, outcome)
+            _run_missing(study, progress, workers if study.side_by_side else 1, outcome)
         finally:
-            if study.grows:
-                _write_errors(study, outcome)
+            _write_errors(study, outcome)
         outcome.summaries += _summaries(study)
     return outcome
 
 
 def gather(root: Path) -> Outcome:
-    """Outcome of a study that grows and whose runs other processes make, as :func:`run_study` leaves it."""
+    """Outcome of a study whose runs other processes make, as :func:`run_study` leaves it."""
     with exclusive(root):
         study = read_study(root)
         outcome = Outcome(root, tuned=study.index.get("tuned", {}))
@@ -67,8 +66,8 @@ def gather(root: Path) -> Outcome:
             check_same_recipe(RunFolder(root / job.folder), study.recipe_of(job))
             if study.finished(job):
                 continue
-            if job.cell in refused and job.cell in study.index["errors"]:
-                outcome.errors[job.cell] = study.index["errors"][job.cell]
+            if job.cell in refused and job.cell in study.errors:
+                outcome.errors[job.cell] = study.errors[job.cell]
             elif text := error_of(root / job.folder):
                 outcome.errors[job.cell] = text
                 outcome.failed.add(job.cell)
@@ -86,7 +85,7 @@ def error_of(folder: Path) -> str:
 
 
 def note_refusals(root: Path) -> dict[str, str]:
-    """Cells of a study that grows which cannot be run with its recipe -> the reason, written into its index."""
+    """Cells of a study which cannot be run with its recipe -> the reason, written into its index."""
     with exclusive(root):
         study = read_study(root)
         todo = [job for job in study.jobs if not study.finished(job)]
@@ -102,9 +101,9 @@ def _refused_cells(study: StudyFolder, todo: Sequence[Job]) -> dict[str, str]:
 
 
 def _write_errors(study: StudyFolder, outcome: Outcome) -> None:
-    """Write what went wrong into the index of a study that grows."""
+    """Write what went wrong into the index of a study."""
     refused = [cell for cell in outcome.errors if cell not in outcome.failed]
-    index = {**study.index, "errors": outcome.errors, "refused": refused}
+    index = {**study.index, "side_by_side": study.side_by_side, "errors": outcome.errors, "refused": refused}
     write_atomically(study.root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
 
 
@@ -118,7 +117,7 @@ def _summaries(study: StudyFolder) -> list[dict[str, Any]]:
 
 def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: Outcome) -> None:
     todo = [job for job in study.jobs if not study.finished(job)]
-    if todo and study.grows:  # create_study has made sure that nothing is refused
+    if todo:
         outcome.errors |= _refused_cells(study, todo)
     refused = {job.method: outcome.errors[job.cell] for job in todo if job.cell in outcome.errors}
     if workers > 1:
@@ -144,7 +143,7 @@ def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: 
         return job.method not in refused
 
     entries = [{"root": str(study.root), **vars(job)} for job in jobs]
-    pool.carry_out("confed.studies.runner:run_cell", entries, workers, note, wanted, passing=not study.grows)
+    pool.carry_out("confed.studies.runner:run_cell", entries, workers, note, wanted)
 
 
 def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
@@ -209,10 +208,7 @@ def complete(
     with exclusive(folder):
         if study.finished(job):
             return _summary(folder)
-        if not begun(folder):
-            _empty(folder)  # an attempt that came to nothing
-        (folder / ERROR).unlink(missing_ok=True)
-        resuming = kind_of(folder) == "run"
+        resuming = goes_on(folder)
         try:
             recipe = study.recipe_of(job)
             if outlast and not recipe.run.checkpoint_every:  # what is stopped for a time limit must be able to go on
@@ -222,6 +218,14 @@ def complete(
             text = f"{type(error).__name__}: {' '.join(str(error).split())}\n\n{traceback.format_exc()}"
             leave_error(folder, text)
             raise
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether a folder that this process has locked holds a run to go on with; else it is empty afterwards."""
+    if not begun(folder):
+        _empty(folder)  # an attempt that came to nothing
+    (folder / ERROR).unlink(missing_ok=True)
+    return kind_of(folder) == "run"
 
 
 def leave_error(folder: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """Study folders: the runs of several methods and seeds on the same data, and their index.
 
-A study of ``confed run`` has all its runs from the beginning, and the first error ends it. One of ``confed compare
-RECIPE`` grows: asked for again with more methods or seeds, it gets the missing runs. A run that was made with other
+A study grows: asked for again with more methods or seeds, it gets the missing runs. A run that was made with other
 settings is never passed off as what was asked for, and one that goes wrong is marked in the index.
 
 A sweep is a study for each value of a setting, or with each of several models. FedDAT's figure 6 is one: accuracy
@@ -30,16 +29,15 @@ from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms, models
-from confed.results.folder import kind_of
+from confed.results.folder import RunFolder, kind_of
 from confed.results.gates import LONGER
 from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, write_sweep_index
 from confed.runs.build import check_device
-from confed.runs.cohorts import pinned
-from confed.runs.run import load_data, prepare
-from confed.runs.same_recipe import differing_settings
+from confed.runs.run import load_data
+from confed.runs.same_recipe import differing_settings, pinned, pinned_as
 from confed.studies.gates import GATES, with_references
 from confed.studies.tuned import apply
-from confed.system.folder_lock import alone, exclusive, without_lock
+from confed.system.folder_lock import exclusive, without_lock
 
 INDIFFERENT = (
     "name", "run.engine", "run.address", "run.workers", "run.start_method", "run.checkpoint_every",
@@ -79,9 +77,14 @@ class StudyFolder:
     index: Mapping[str, Any]
 
     @property
-    def grows(self) -> bool:
-        """Whether methods and seeds may be added, and runs that go wrong are marked and do not end the study."""
-        return "errors" in self.index
+    def side_by_side(self) -> bool:
+        """Whether runs compute in one process each, several at a time; else one by one, each as its recipe says."""
+        return bool(self.index.get("side_by_side", "errors" in self.index))  # of earlier versions by who made it
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Run as "row/seed-n" -> why it is not there."""
+        return dict(self.index.get("errors", {}))
 
     @property
     def labels(self) -> dict[str, str]:
@@ -90,9 +93,9 @@ class StudyFolder:
         return distinct_labels({job.method: str(labels.get(job.method, job.method)) for job in self.jobs})
 
     def recipe_of(self, job: Job) -> Recipe:
-        """Recipe of one run; those of a study that grows compute in one process each, side by side."""
+        """Recipe of one run."""
         single = self.recipe.method(job.method).with_run(seed=job.seed)
-        return single.with_run(workers=1) if self.grows else single
+        return single.with_run(workers=1) if self.side_by_side else single
 
     def job(self, method: str, seed: int) -> Job | None:
         """The run of a row and a seed."""
@@ -119,28 +122,6 @@ def is_free(root: Path) -> bool:
         return not root.exists()
     names = {path.name for path in without_lock(root)}
     return not names or (names == {"summary.json"} and kind_of(root) == "study")
-
-
-@alone
-def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
-    """A new study's index and recipe; no run is started."""
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    recipe = pinned(recipe)
-    if not is_free(root):
-        raise ValueError(
-            f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
-        )
-    numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
-    # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
-    check_device(recipe)
-    for number, method in enumerate(_rows(recipe)):
-        setup, _ = prepare(recipe.method(method).with_run(seed=numbers[0]))
-        if number == 0:
-            setup.model()  # weights that are none
-    jobs = [Job(method, seed, cell_folder(method, seed)) for seed, method in product(numbers, _rows(recipe))]
-    write_study(recipe, root, jobs)
-    return jobs
 
 
 def write_study(recipe: Recipe, root: Path, jobs: Sequence[Job], **more: Any) -> None:
@@ -206,25 +187,9 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def load_rows(
-    source: str | Path,
-    overrides: Sequence[str],
-    methods: str | None = None,
-    headline: str = "",
-    tuned: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[Recipe, dict[str, dict[str, Any]]]:
-    """A recipe with the rows that a command names."""
-    recipe = load_recipe(source, overrides)
-    recipe = replace(recipe.with_rows(rows_of(recipe, methods)), headline=headline or recipe.headline)
-    return apply(recipe, tuned or {}, overrides)
-
-
-def growing(root: Path) -> StudyFolder | None:
-    """The study in a folder if it is one that grows, None otherwise."""
-    if is_free(root) or kind_of(root) != "study":
-        return None
-    study = read_study(root)
-    return study if study.grows else None
+def study_in(root: Path) -> StudyFolder | None:
+    """The study in a folder, if there is one."""
+    return None if is_free(root) or kind_of(root) != "study" else read_study(root)
 
 
 def open_study(
@@ -233,18 +198,22 @@ def open_study(
     seeds: Sequence[int],
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
     judged: Mapping[str, Any] | None = None,
+    *,
+    side_by_side: bool = True,
 ) -> None:
-    """A new study that grows, or an existing one with further rows and seeds; no run is started."""
-    if growing(root) is None:
+    """A new study, or an existing one with further rows and seeds; no run is started."""
+    recipe = recipe.with_rows(_rows(recipe))
+    if study_in(root) is None:
         _check_free(root)
         # Faulty data must not leave a folder behind.
+        check_device(recipe)
         load_data(recipe.with_run(seed=seeds[0]))
     with exclusive(root):
-        before = growing(root)  # another process may have made it meanwhile
+        before = study_in(root)  # another process may have made it meanwhile
         if before is None:
             _check_free(root)
             before = StudyFolder(root, recipe, (), {})
-        merged = joined(before.recipe, recipe)
+        merged = joined(before.recipe, pinned_as(RunFolder(root), recipe) if before.jobs else pinned(recipe))
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
         earlier_jobs = {(job.method, job.seed): job for job in before.jobs}
@@ -252,7 +221,8 @@ def open_study(
         # All methods of one seed share its data, so a process that goes through them in this order reads them once.
         order = sorted(wanted, key=lambda cell: (cell[1], merged.methods.index(cell[0])))
         jobs = tuple(earlier_jobs.get(cell) or Job(*cell, cell_folder(*cell)) for cell in order)
-        more = {"errors": {}, "tuned": {row: used[row] for row in merged.methods if row in used}}
+        used = {row: used[row] for row in merged.methods if row in used}
+        more = {"side_by_side": side_by_side, "errors": {}, "tuned": used}
         _check_settings(StudyFolder(root, merged, jobs, more))
         judged = before.index.get("judged") if judged is None else judged
         write_study(merged, root, jobs, **more, **({} if judged is None else {"judged": judged}))
@@ -260,9 +230,7 @@ def open_study(
 
 def _check_free(root: Path) -> None:
     if not is_free(root):
-        raise ValueError(
-            f"{root} exists already and is no study of `confed compare RECIPE`; give another folder with --out"
-        )
+        raise ValueError(f"{root} exists already and is no study; give another folder with --out")
 
 
 def joined(before: Recipe, recipe: Recipe) -> Recipe:
@@ -380,31 +348,6 @@ def points_of_models(recipe: Recipe, rows: Sequence[str]) -> tuple[Point, ...]:
     return tuple(Point({MODELS: row}, row, label) for row, label in labels.items())
 
 
-def recipes_of(
-    source: str | Path,
-    overrides: Sequence[str],
-    points: Sequence[Point],
-    methods: str | None = None,
-    headline: str = "",
-    tuned: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
-    """Folder of each point -> its recipe and the tuned values in it; see :func:`confed.studies.study.load_rows`."""
-    recipes: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
-    for point in points:
-        recipe, used = load_rows(source, [*overrides, *point.overrides], methods, headline, tuned)
-        if MODELS in point.settings:
-            recipe = _with_model(recipe, point.settings[MODELS])
-        recipes[point.folder] = recipe, used
-    every = [_settings(recipe) for recipe, _ in recipes.values()]
-    if len(every) > 1 and all(each == every[0] for each in every):
-        settings, rows = ", ".join(points[0].settings), [row for row, *_ in every[0]]
-        raise ValueError(
-            f"{settings} changes nothing: each of the rows {', '.join(rows)} has its own value there; sweep the row's, "
-            f"such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
-        )
-    return recipes
-
-
 def _settings(recipe: Recipe) -> list[tuple[Any, ...]]:
     """What each row would be run with."""
     return [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods]
@@ -458,10 +401,27 @@ class Grid:
     @cached_property
     def recipes(self) -> dict[str, tuple[Recipe, Mapping[str, Any]]]:
         """Folder of each point -> its recipe and the tuned values in it."""
-        recipes = recipes_of(self.source, self.overrides, self.points, self.methods, self.headline, self.tuned)
-        if self.gates:
-            return {folder: (with_references(recipe), used) for folder, (recipe, used) in recipes.items()}
+        recipes: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
+        for point in self.points:
+            recipe, used = self.rows(point.overrides)
+            if MODELS in point.settings:
+                recipe = _with_model(recipe, point.settings[MODELS])
+            recipes[point.folder] = with_references(recipe) if self.gates else recipe, used
+        every = [_settings(recipe) for recipe, _ in recipes.values()]
+        if len(every) > 1 and all(each == every[0] for each in every):
+            settings, rows = ", ".join(self.points[0].settings), [row for row, *_ in every[0]]
+            raise ValueError(
+                f"{settings} changes nothing: each of the rows {', '.join(rows)} has its own value there; sweep the "
+                f"row's, such as methods.{rows[0]}.{settings.removeprefix('algorithm.')}"
+            )
         return recipes
+
+    def rows(self, overrides: Sequence[str] = ()) -> tuple[Recipe, dict[str, dict[str, Any]]]:
+        """The recipe with the rows that the command names, and the tuned values in it."""
+        given = [*self.overrides, *overrides]
+        recipe = load_recipe(self.source, given)
+        recipe = replace(recipe.with_rows(rows_of(recipe, self.methods)), headline=self.headline or recipe.headline)
+        return apply(recipe, self.tuned or {}, given)
 
     @property
     def first(self) -> Recipe:
@@ -484,7 +444,7 @@ class Grid:
             return
         models_from = None
         if self.over == MODELS:
-            models_from, _ = load_rows(self.source, self.overrides, self.methods, self.headline, self.tuned)
+            models_from, _ = self.rows()
         sweep = Sweep(self.first.name, self.over, self.points, judged["references"], judged["margin"], self.by)
         open_sweep(root, sweep, self.recipes, seeds=self.seeds, judged=judged, models_from=models_from)
 
@@ -553,7 +513,7 @@ def _with_model(recipe: Recipe, row: str) -> Recipe:
 def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
     """Check that models of earlier commands were run with the present settings, so that no table mixes data."""
     for row in rows:
-        before = growing(root / row)
+        before = study_in(root / row)
         if before is None or (row not in recipe.models and row not in models.names()):
             continue
         now = _with_model(recipe, row)

@@ -10,11 +10,12 @@ or the global part with the client's own head where that is the method's.
 Of multi-label data the score is ``C-AP-binned``, or what ``[study] score`` names, of all clients' validation examples
 together: of the global model, or of the clients' own where a method has none or the recipe's headline is "personal".
 Clients without validation examples are judged on an unseen place called "validation", where there is one.
-Test examples and unseen places are taken out of the data before anything is trained. With several seeds a
+No test example is read, and no other unseen place is looked at. With several seeds a
 configuration is trained with each, and its score after a round is the mean.
 
-A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
-from), ``scores.csv`` and ``tuned.toml`` (:mod:`confed.studies.tuned`).
+A tuning folder is a sweep over the methods: it holds a study for each, whose rows are the configurations, each a run
+folder that goes on after an interruption. The study's index has their scores, from which a later call goes on; beside
+the studies are ``scores.csv`` and ``tuned.toml`` (:mod:`confed.studies.tuned`).
 
 The first configuration is always the recipe's own. The next ones come from Optuna's tree-structured Parzen estimator
 (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011).
@@ -24,27 +25,31 @@ import itertools
 import json
 import math
 import random
+import shutil
 import statistics
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.federation.protocols import Counting
 from confed.federation.randomness import derive
+from confed.federation.reading import faults_of, read_bounded
 from confed.federation.specs import task_spec
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.results.folder import read_jsonl
+from confed.results.folder import SCORES, RunFolder, read_jsonl
 from confed.results.summary import VALIDATION, deployed_by
+from confed.results.sweep import ROWS, Point, Sweep, write_sweep_index
 from confed.runs.encode import load_run_data
 from confed.runs.run import load_data
 from confed.studies import pool
-from confed.studies.runner import refusals
-from confed.studies.study import differing, joined
+from confed.studies.runner import goes_on, refusals
+from confed.studies.study import Job, cell_folder, differing, joined, write_study
 from confed.studies.tuned import (
     TUNING,
     Trial,
@@ -56,12 +61,11 @@ from confed.studies.tuned import (
     standard_error,
     tuned_toml,
 )
-from confed.system.events import Event, JobEnded, JobsPlanned, Progress, RunProgress
+from confed.system.events import Event, JobEnded, JobsPlanned, Progress, RunProgress, ignore
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
-    from confed.data.examples import TableData
-    from confed.engines.local import Members, Setup
+    from confed.engines.local import Setup
     from confed.runs.encode import RunData
 
 # Validation scores of a method after each round ---------------------------------------------------------------
@@ -72,64 +76,60 @@ LOOKED_AT = 1000
 """Clients whose validation examples judge a configuration, of multi-label data; the first so many."""
 
 
-def validation_scores(recipe: Recipe) -> Iterator[float]:
-    """Validation scores of a single-run recipe: after every round, and after fine-tuning if any; nothing is stored."""
+def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
+    """Validation scores of a single-run recipe: after every round, and after fine-tuning if any.
+
+    The run is one as any other, in a folder where it goes on after an interruption, but for the tests: it holds no test
+    examples and ends with its last round.
+    """
     import torch
 
-    from confed.data.examples import TableData
-    from confed.data.lazy import changed
-    from confed.engines.local import Participation, Simulation, Workspace, simulate
-    from confed.federation.protocols import Counting
-    from confed.federation.state import MemoryStore
-    from confed.runs.cohorts import cohorts_of
-    from confed.runs.pooled_metrics import PooledCounts
-    from confed.runs.run import prepare
-    from confed.tasks.vqa import summarise
+    from confed.runs.run import Runner, prepare
 
-    run = recipe.run
-    torch.set_num_threads(run.threads)
-    setup, run_data = prepare(recipe)
-    pooled = setup.algorithm.traits.centralised
-    observers: Mapping[str, TableData] = {}
-    most: int | None = None
-    clients = changed(run_data.clients, TableData.without_tests)
-    # A method that trains on all clients' data has one member; the clients only look on.
-    population = setup.population
-    if not pooled:
-        known = task_spec(setup.task).known or 0.0
-        population = _looking_on(setup, changed(clients, lambda data: data.masked(known)))
-    if isinstance(setup.task, Counting):
-        place = None if _any_validation(clients) else run_data.unseen.get(VALIDATION)
-        observers = {} if place is None else {VALIDATION: place}
-        most = LOOKED_AT
-    observers = ChainMap[str, Any](dict(observers), cast(Any, clients)) if pooled else observers
-    setup = replace(setup, population=population, observers=observers)
-    participation = Participation(*(_rounds_of({} if pooled else clients, who) for who in (run.joins, run.leaves)))
-    workspace = Workspace(setup.model(), setup.device)
-    store, by_size = MemoryStore(), run.sampling == "size"
-    cohort, buffered = cohorts_of(run, setup.algorithm)
-    with Simulation(setup, store, None, cohort, participation, by_size, buffered=buffered) as simulation:
-        for record in simulate(simulation, simulation.start(workspace)):
-            for client, error in record.errors.items():
-                raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
-            counts = PooledCounts(setup.task, setup.algorithm, run_data.unseen)
-            views = simulation.evaluate(record.servers, record.round, split="validation", most=most, counted=counts.add)
-            if isinstance(setup.task, Counting):
-                yield _pooled_score(recipe, setup, counts.values())
-                continue
-            # The same rule as of tables (results/summary.py): what is chosen by is what will be judged.
-            wanted = recipe.headline or deployed_by(setup.algorithm.global_model)
-            first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
-            places = views["unseen"] if pooled else views[first] or views[second]
-            scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
-            if not scores:
-                raise ValueError(NOTHING)
-            yield sum(scores) / len(scores)
+    with exclusive(folder):
+        resuming = goes_on(folder)
+        torch.set_num_threads(recipe.run.threads)
+        setup, run_data = prepare(recipe)
+        setup = replace(setup, observers=_onlookers(setup, run_data))
+        files = RunFolder(folder) if resuming else RunFolder.create(folder, recipe.to_toml())
+        runner = Runner(recipe, setup, run_data, files, ignore)
+        runner.most_evaluated = LOOKED_AT if isinstance(setup.task, Counting) else None
+        scores: list[float] = []
+        with runner.opened() as (simulation, workspace):
+            for record in runner.train(simulation, workspace):
+                for client, error in record.errors.items():
+                    raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
+                before, scores = len(scores), _scores(recipe, setup, files)
+                yield from scores[before:]
+        yield from _scores(recipe, setup, files)[len(scores) :]  # where all rounds had been done before
 
 
-def _rounds_of(clients: "Mapping[str, TableData]", rounds: Mapping[str, int]) -> dict[str, int]:
-    """The clients that are there -> the round in which each comes or goes."""
-    return {name: number for name, number in rounds.items() if name in clients}
+def _onlookers(setup: "Setup", run_data: "RunData") -> Mapping[str, Any]:
+    """Who is evaluated beside the members: the clients of a method that trains on all data, and one unseen place."""
+    place: dict[str, Any] = {}
+    if isinstance(setup.task, Counting) and VALIDATION in run_data.unseen:
+        judges = islice(run_data.clients.values(), LOOKED_AT)
+        if not any(len(data.tables[1]) for data in judges):
+            place = {VALIDATION: run_data.unseen[VALIDATION]}
+    return ChainMap(place, cast(Any, run_data.clients)) if setup.algorithm.traits.centralised else place
+
+
+def _scores(recipe: Recipe, setup: "Setup", folder: RunFolder) -> list[float]:
+    """The score of every round that a run has written down, by the same rule as of tables (results/summary.py)."""
+    wanted = recipe.headline or deployed_by(setup.algorithm.global_model)
+    first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
+    scores: list[float] = []
+    for line in read_jsonl(folder.metrics):
+        if line["event"] != "evaluation" or not line["round"]:
+            continue
+        if isinstance(setup.task, Counting):
+            scores.append(_pooled_score(recipe, setup, line.get("pooled", {})))
+            continue
+        of_places = [values[setup.task_of(place).metric] for place, values in (line[first] or line[second]).items()]
+        if not of_places:
+            raise ValueError(NOTHING)
+        scores.append(sum(of_places) / len(of_places))
+    return scores
 
 
 def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
@@ -149,11 +149,6 @@ def validation_sizes(run_data: "RunData", without: Sequence[str]) -> list[int]:
     return sizes
 
 
-def _any_validation(clients: "Mapping[str, TableData]") -> bool:
-    """Whether one of the first clients has validation examples."""
-    return any(len(data.tables[1]) for data in islice(clients.values(), LOOKED_AT))
-
-
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
     """The metric that selects multi-label configurations, of the view that the method is judged by."""
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
@@ -164,14 +159,6 @@ def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[s
     if score not in values[view]:
         raise ValueError(f"study.score must be one of {', '.join(values[view])}, got {score!r}")
     return values[view][score]
-
-
-def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
-    from confed.engines.local import Members
-
-    infos = [setup.population.info(number) for number in range(len(setup.population))]
-    sizes = [info.num_examples for info in infos]
-    return Members(clients, {info.id: info.modalities for info in infos}, {info.id: info.head for info in infos}, sizes)
 
 
 # Search spaces of tuning, and the next configuration to try ---------------------------------------------------
@@ -190,7 +177,7 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     single = recipe.method(row)
     recipe_rate = single.local.lr
     rates = recipe.lr or tuple(float(f"{recipe_rate * factor:.6g}") for factor in FACTORS)
-    algorithm, method = single.sections["algorithm"], single.construct("algorithm")
+    algorithm, method = single.sections["algorithm"], single.algorithm
     space = {LR: _with(rates, recipe_rate)} if method.traits.has_steps else {}
     for name, values in method.search_space().items():
         if name not in algorithm:
@@ -216,7 +203,7 @@ def _same(first: Any, second: Any) -> bool:
 def own_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     """Positions of the recipe's own values in a row's search space."""
     single = recipe.method(row)
-    method = single.construct("algorithm")
+    method = single.algorithm
     values = {knob: single.local.lr if knob == LR else method.effective_value(knob) for knob in space}
     return {knob: choices.index(values[knob]) for knob, choices in space.items()}
 
@@ -263,6 +250,9 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
 BELOW = 2.0
 """Standard errors of a validation score below the median at which a configuration may be stopped early."""
 
+CHECKPOINT_SECONDS = 30.0
+"""Least time between checkpoints of a configuration, which are of use after an interruption only."""
+
 SHORTAGES = ("MemoryError", "out of memory", "enough memory", "allocate memory", "No space left")
 """In the text of an error that says nothing about a configuration: a later call tries it again."""
 
@@ -285,23 +275,25 @@ def tune(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if prune and seeds > 1:
         raise ValueError(f"prune goes by the rounds of one seed; leave it out with seeds = {seeds}")
-    wanted = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
+    seldom = max(recipe.run.checkpoint_seconds, CHECKPOINT_SECONDS)
+    wanted = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0, checkpoint_seconds=seldom)
     # Not times the seeds: where a dataset publishes its validation questions, all seeds have the same ones.
     questions = effective_questions(validation_sizes(load_data(wanted), wanted.run.without))
     errors, failed = refusals(wanted, seed), set[str]()
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves
-    (root / "trials").mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     with exclusive(root):
         file = root / TUNING
         before = load_recipe(file) if file.is_file() else wanted
         recipe = joined(before, wanted)
         _check_settings(before, recipe, root)
-        terms = {"budget": budget, "stopping": "margin" if prune else "none", "seeds": seeds}
+        terms = {"budget": budget, "stopping": "margin" if prune else "none", "seeds": seeds, "questions": questions}
         held = {row: _checked(recipe, row, root, terms, row in wanted.methods) for row in recipe.methods}
-        for row, lines in held.items():
-            # Written anew, because what a kill left of a line would run into the next one.
-            write_atomically(_file(root, row), b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        for row, tries in held.items():
+            write_tries(recipe, row, root, tries)
+        points = tuple(Point({ROWS: row}, _study(root, row).name, recipe.label(row)) for row in recipe.methods)
+        write_sweep_index(root, Sweep(recipe.name, ROWS, points))
         write_atomically(file, recipe.to_toml().encode())
         rows = [row for row in wanted.methods if row not in errors]
         progress(JobsPlanned([recipe.label(row) for row in rows]))
@@ -317,13 +309,22 @@ def tune(
         shared = {"root": str(root), "budget": budget, "stop_below": limit, "seeds": seeds}
         jobs = [{**shared, "row": row} for row in rows]
         pool.carry_out("confed.studies.tune:tune_row", jobs, workers, note)
-        tuned_rows: list[Tuned] = []
-        for row in recipe.methods:
-            trials = tuple(_trials(_file(root, row))[:budget])
-            tuned_rows.append(Tuned(row, recipe.label(row), trials, errors.get(row, ""), row in failed, questions))
+        tuned_rows = [
+            replace(tuned, error=errors.get(tuned.row, ""), failed=tuned.row in failed) for tuned in tuned_so_far(root)
+        ]
         write_atomically(root / "scores.csv", scores_csv(tuned_rows).encode())
         write_atomically(root / "tuned.toml", tuned_toml(recipe, tuned_rows, budget, seeds).encode())
     return tuned_rows
+
+
+def tuned_so_far(root: Path) -> list[Tuned]:
+    """What a folder holds of every row."""
+    recipe, rows = load_recipe(root / TUNING), list[Tuned]()
+    for row in recipe.methods:
+        tries = read_tries(root, row)
+        trials = tries.trials[: tries.terms.get("budget")]
+        rows.append(Tuned(row, recipe.label(row), trials, questions=tries.terms.get("questions", 0.0)))
+    return rows
 
 
 def is_tuning(root: Path) -> bool:
@@ -334,8 +335,7 @@ def is_tuning(root: Path) -> bool:
 def tuned_before(root: Path) -> tuple[Recipe, dict[str, Any]]:
     """Recipe of a tuning folder and the terms, as keywords of :func:`tune`, on which its rows were begun."""
     recipe = load_recipe(root / TUNING)
-    heads = [lines[0] for row in recipe.methods if (lines := read_jsonl(_file(root, row)))]
-    head = heads[0] if heads else {}
+    head = next((terms for row in recipe.methods if (terms := read_tries(root, row).terms)), {})
     if "budget" not in head or head.get("stopping") == "median":
         raise ValueError(f"{root} does not say on what terms it was begun; go on with the same `confed tune`")
     prune, seeds = head["stopping"] == "margin", head.get("seeds", 1)
@@ -346,14 +346,15 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
     """Tuning of one row; returns the best configuration in one line."""
     root, row = Path(job["root"]), str(job["row"])
     recipe = load_recipe(root / TUNING)
-    file, space = _file(root, row), search_space(recipe, row)
+    tries, space = read_tries(root, row), search_space(recipe, row)
     budget = min(int(job["budget"]), math.prod(map(len, space.values())))
-    done = _trials(file)[:budget]
+    done = list(tries.trials[:budget])
     for number in range(len(done), budget):
         choice = next_choice(recipe, row, space, done)
         values = {knob: space[knob][at] for knob, at in choice.items()}
-        single = _configured(recipe, row, values)
+        single = recipe.with_rows([row], {row: merge(recipe.overrides.get(row, {}), values)}).method(row)
         single = replace(single, score=recipe.score, headline=recipe.deploys(row))  # what it is chosen by
+        write_tries(recipe, row, root, replace(tries, trials=tuple(done)), begun=values)
 
         def report(round: int, text: str, number: int = number) -> None:
             progress(RunProgress(round, recipe.run.rounds, "training", f"configuration {number + 1}/{budget}{text}"))
@@ -362,9 +363,10 @@ def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
             return bool(job["stop_below"]) and clearly_worse(scores, earlier, float(job["stop_below"]))
 
         report(0, "")
-        done.append(_try(single, choice, values, report, hopeless, int(job["seeds"])))
-        with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(vars(done[-1])) + "\n")
+        seeds = range(single.run.seed, single.run.seed + int(job["seeds"]))
+        folders = {seed: _study(root, row) / cell_folder(str(number + 1), seed) for seed in seeds}
+        done.append(_try(single, choice, values, report, hopeless, folders))
+        write_tries(recipe, row, root, replace(tries, trials=tuple(done)))
     best = Tuned(row, "", tuple(done)).best
     outcome = f"best {best.scores[-1]:.1%} with {in_words(best.values)}" if best else "none of them worked"
     return f"{len(done)} configurations tried, {outcome}"
@@ -376,16 +378,16 @@ def _try(
     values: Mapping[str, Any],
     report: Callable[[int, str], None],
     hopeless: Callable[[Sequence[float]], bool],
-    seeds: int,
+    folders: Mapping[int, Path],
 ) -> Trial:
-    """Training of one configuration, ended early where it is far below the earlier ones."""
+    """Training of one configuration with each seed, ended early where it is far below the earlier ones."""
     began, by_seed, state, error = time.perf_counter(), list[list[float]](), "complete", ""
     try:
-        for number in range(seeds):
+        for number, (seed, folder) in enumerate(folders.items(), 1):
             scores = list[float]()
             by_seed.append(scores)
-            of_seed = f", seed {number + 1}/{seeds}" if seeds > 1 else ""
-            for score in validation_scores(recipe.with_run(seed=recipe.run.seed + number)):
+            of_seed = f", seed {number}/{len(folders)}" if len(folders) > 1 else ""
+            for score in validation_scores(recipe.with_run(seed=seed), folder):
                 scores.append(score)
                 report(min(len(scores), recipe.run.rounds), f"{of_seed}, {score:.1%}")
                 if recipe.run.rounds // 3 < len(scores) < recipe.run.rounds and hopeless(scores):
@@ -395,8 +397,12 @@ def _try(
         if any(shortage in f"{type(failure).__name__}: {failure}" for shortage in SHORTAGES):
             raise
         state, error = "failed", str(failure)
+    for folder, scores in zip(folders.values(), by_seed, strict=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / SCORES, json.dumps(scores).encode())
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # nobody goes on from there
     means = tuple(statistics.fmean(of_round) for of_round in zip(*by_seed, strict=state == "complete"))
-    last = tuple(scores[-1] for scores in by_seed if scores) if seeds > 1 else ()
+    last = tuple(scores[-1] for scores in by_seed if scores) if len(folders) > 1 else ()
     return Trial(choice, values, state, means, round(time.perf_counter() - began, 2), error, last)
 
 
@@ -413,13 +419,48 @@ def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: 
     return True
 
 
-def _configured(recipe: Recipe, row: str, values: Mapping[str, Any]) -> Recipe:
-    return recipe.with_rows([row], {row: merge(recipe.overrides.get(row, {}), values)}).method(row)
+# The study of a row's configurations, each of which is a row of it -------------------------------------------------
 
 
-def _file(root: Path, row: str) -> Path:
-    old = root / "trials" / f"{row}.jsonl"  # earlier versions wrote names with a colon as they are
-    return old if old.is_file() else old.with_name(f"{file_name(row)}.jsonl")
+@dataclass(frozen=True)
+class Tries:
+    """What a folder holds of one row: how its values are tried, and the configurations that were."""
+
+    terms: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty where none was begun
+    trials: tuple[Trial, ...] = ()
+
+
+def _study(root: Path, row: str) -> Path:
+    return root / file_name(row)
+
+
+def read_tries(root: Path, row: str) -> Tries:
+    """The configurations of a row, also of a folder of an earlier version, which had a file of lines for each row."""
+    index = _study(root, row) / "summary.json"
+    if index.is_file():
+        with faults_of(index, "a study of configurations"):
+            content = json.loads(read_bounded(index).decode())
+            return Tries(content["terms"], tuple(_trial(line) for line in content["trials"]))
+    for name in (row, file_name(row)):
+        if lines := read_jsonl(root / "trials" / f"{name}.jsonl"):
+            return Tries(lines[0], tuple(map(_trial, lines[1:])))
+    return Tries()
+
+
+def _trial(line: Mapping[str, Any]) -> Trial:
+    return Trial(**{**line, **{key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}})
+
+
+def write_tries(recipe: Recipe, row: str, root: Path, tries: Tries, begun: Mapping[str, Any] | None = None) -> None:
+    """Write the index and recipe of the study of a row's configurations, those tried and one that is begun."""
+    method, terms = recipe.overrides.get(row, {}), tries.terms
+    configurations = [trial.values for trial in tries.trials] + ([] if begun is None else [begun])
+    rows = {str(n): {"name": row, **merge(method, values)} for n, values in enumerate(configurations, 1)}
+    study = replace(recipe, table=(), score="").with_rows(list(rows), rows)
+    seeds = range(recipe.run.seed, recipe.run.seed + terms["seeds"])
+    jobs = [Job(number, seed, cell_folder(number, seed)) for number, seed in product(rows, seeds)]
+    more = {"errors": {}, "terms": dict(terms), "trials": [vars(trial) for trial in tries.trials]}
+    write_study(study, _study(root, row), jobs, **more)
 
 
 def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
@@ -428,14 +469,14 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
         different = differing(before.method(row), recipe.method(row))
         if before.score != recipe.score:
             different = different or f"study.score = {before.score!r}"
-        if different and _file(root, row).is_file():
+        if different and read_tries(root, row).terms:
             raise ValueError(f"{root}: {row} was tuned with {different}; give another folder with --out")
 
 
-def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], again: bool) -> list[dict[str, Any]]:
-    """Lines of a row's file with the terms of this call, so that all choices of a folder are on equal terms."""
-    file, space = _file(root, row), {knob: list(values) for knob, values in search_space(recipe, row).items()}
-    head, *trials = read_jsonl(file) or [{"space": space}]
+def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], again: bool) -> Tries:
+    """What a folder holds of a row with the terms of this call, so that all its choices are on equal terms."""
+    space, tries = {knob: list(values) for knob, values in search_space(recipe, row).items()}, read_tries(root, row)
+    head, trials = tries.terms or {"space": space}, tries.trials
     # A folder of an earlier version says at least how much was tried, and does not name its rule.
     budget, stopping = head.get("budget", max(terms["budget"], len(trials))), head.get("stopping", "median")
     seeds = head.get("seeds", 1)
@@ -453,13 +494,5 @@ def _checked(recipe: Recipe, row: str, root: Path, terms: Mapping[str, Any], aga
             "folder with --out"
         )
     if head["space"] != json.loads(json.dumps(space)):
-        raise ValueError(f"{file} holds trials of {head['space']}, not of {space}; give another folder with --out")
-    return [{**head, **terms}, *trials]
-
-
-def _trials(file: Path) -> list[Trial]:
-    trials: list[Trial] = []
-    for line in read_jsonl(file)[1:]:
-        sequences = {key: tuple(line.get(key, ())) for key in ("scores", "by_seed")}
-        trials.append(Trial(**{**line, **sequences}))
-    return trials
+        raise ValueError(f"{root}: {row} has trials of {head['space']}, not of {space}; give another folder with --out")
+    return Tries({**head, **terms}, trials)

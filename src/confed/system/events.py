@@ -43,6 +43,8 @@ class RunProgress:
     stage: Stage
     text: str  # the same in words, with the loss where there is one
     share: float = 0.0  # of the round under way that is done, in [0, 1)
+    loss: float | None = None  # mean training loss over the round's clients, after a round
+    epsilon: float | None = None  # largest privacy cost of any client so far, where updates are noised
 
 
 @dataclass

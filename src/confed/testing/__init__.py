@@ -16,6 +16,7 @@ from torch import nn
 from confed.data.dataset_contract import DATASET_CHECKS, dataset_faults
 from confed.engines.buffered import unsupported_reason
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import uncompressible_reason
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
 from confed.federation.protocols import Batch, Output
@@ -35,6 +36,7 @@ from confed.testing.protections import (
 )
 from confed.testing.steadiness import (
     a_failure_changes_nothing,
+    compressed_updates_arrive,
     finite_and_deterministic,
     has_asynchronous_rounds,
     ignores_the_workspace,
@@ -170,6 +172,7 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
     reasons = {
         "asynchronous rounds": unsupported_reason,
+        "compressed updates arrive": uncompressible_reason,
         "clients trained at once equal one by one": unbatchable_training,
         "one global model": lambda method: "" if method.traits.has_global else "there is no global model",
     }
@@ -196,6 +199,7 @@ CHECKS: dict[str, Check] = {
     "nothing leaks from client to client": nothing_leaks,
     "servers see their own part only": servers_see_their_own_part,
     "keeps frozen tensors": keeps_frozen_tensors,
+    "compressed updates arrive": compressed_updates_arrive,
     "survives the wire": survives_the_wire,
     "simulator equals Flower": simulator_equals_flower,
     "simulator equals FLARE": simulator_equals_flare,

@@ -24,8 +24,18 @@ from confed.federation.update_privacy import UpdatePrivacy, origin
 from confed.privacy.protections import ANALYSIS
 from confed.privacy.secure_sum import masks
 from confed.testing.steadiness import DESCENT
-from confed.testing.toy import SIZES, toy_clients, toy_setup
-from confed.testing.trial import ROUNDS, ContractViolation, Outcome, Recording, run, toy, undisturbed
+from confed.testing.toy import toy_setup
+from confed.testing.trial import (
+    ROUNDS,
+    SIZES,
+    ContractViolation,
+    Outcome,
+    Recording,
+    clients_of,
+    run,
+    toy,
+    undisturbed,
+)
 
 
 def sends_only_what_is_shared(algorithm: Algorithm) -> None:
@@ -49,7 +59,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
 def nothing_leaks(algorithm: Algorithm) -> None:
     """Another client's data cannot be seen in what a client sends and keeps in the same round."""
     check = "nothing leaks from client to client"
-    clients, other = (toy_clients(seed, kind=algorithm.traits.made_for) for seed in (0, 5))
+    clients, other = (clients_of(algorithm, seed) for seed in (0, 5))
     mixed = {**clients, "client-0": other["client-0"]}
     one, two = run(toy(algorithm, clients), stop=1), run(toy(algorithm, mixed), stop=1)
     for (client, _, a), (_, _, b) in zip(one.replies, two.replies, strict=True):
@@ -111,7 +121,7 @@ def keeps_frozen_tensors(algorithm: Algorithm) -> None:
 CLIP = 1.0
 NOTHING = 1e-9  # clip at which examples have no influence
 FAR, FARTHER = 1e3, 1e5  # distances of a lying client's values from its own ones
-CLIENTS = (*SIZES, 9, 11)
+CLIENTS = (*SIZES, 7, 8)
 """Sizes of so many clients that every shared tensor has three senders; the last two have all modalities."""
 
 LIAR, OTHER = 3, 4  # positions of clients whose replies are changed on their way
@@ -221,7 +231,7 @@ class _Trial:
     def outcome(self, lies: Lies = MappingProxyType({}), *, seed: int = 0, rounds: int = 1, **options: Any) -> Outcome:
         """The end of a run with other fields of the method, the clients' examples by seed."""
         method = replace(self.method, **options)
-        clients = toy_clients(seed, CLIENTS, method.traits.made_for)
+        clients = clients_of(method, seed, CLIENTS)
         try:
             noisy = method.record_privacy is None  # which goes without batch normalisation
             setup = toy_setup(method, clients=clients, local=DESCENT, rounds=rounds, noisy=noisy)

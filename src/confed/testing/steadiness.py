@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
+from confed.federation.compression import DOWNLINK, HELD, Compression, compressed_names
 from confed.federation.equivalence import unbatchable_training
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
@@ -29,7 +30,8 @@ from confed.federation.ownership import modalities_of
 from confed.federation.params import Scope, copy_into, matches_any, named_tensors
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
-from confed.testing.toy import toy_clients, toy_setup
+from confed.privacy.protections import UPDATE
+from confed.testing.toy import toy_setup
 from confed.testing.trial import (
     ROUNDS,
     Backwards,
@@ -38,6 +40,7 @@ from confed.testing.trial import (
     Outcome,
     Recording,
     Together,
+    clients_of,
     run,
     same,
     toy,
@@ -142,8 +145,11 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
         return
     neutral = replace(algorithm, **algorithm.traits.neutral)
     local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
-    kind = algorithm.traits.made_for
-    runs = [run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
+    clients, kind = clients_of(algorithm), algorithm.traits.made_for
+    setups = [
+        toy_setup(a, clients=clients, local=local, rounds=ROUNDS, noisy=False, kind=kind) for a in (neutral, FedAvg())
+    ]
+    runs = list(map(run, setups))
     servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
     same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
 
@@ -156,7 +162,7 @@ def stacked_equals_one_by_one(algorithm: Algorithm) -> None:
         Local(epochs=2, batch_size=5, lr=0.05, optimizer="sgd", momentum=0.5, clip=1.0),
         Local(iterations=4, batch_size=4, lr=0.01, optimizer="adamw"),
     ):
-        alone = toy_setup(algorithm, local=local, rounds=ROUNDS, noisy=False, kind=algorithm.traits.made_for)
+        alone = toy_setup(algorithm, clients=clients_of(algorithm), local=local, rounds=ROUNDS, noisy=False)
         both = run(replace(alone, batch_clients=2), Together)
         same("clients trained at once equal one by one", run(alone), both, tolerance=1e-5)
 
@@ -167,7 +173,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     if isinstance(algorithm.traits.neutral, str):
         return
     neutral = replace(algorithm, **algorithm.traits.neutral)
-    clients = toy_clients(kind=neutral.traits.made_for)
+    clients = clients_of(neutral)
     setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
     got = run(setup).servers["main"].params
     model, task = setup.build(), setup.task
@@ -245,7 +251,7 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients(kind=algorithm.traits.made_for)
+    clients = clients_of(algorithm)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = toy(algorithm, {**clients, "client-1": broken})
@@ -288,11 +294,46 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
     same(check, undisturbed(algorithm), run(toy(algorithm), Backwards))
     if not algorithm.traits.centralised:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients(kind=algorithm.traits.made_for)
+        clients = clients_of(algorithm)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
         same(check, *runs, tolerance=1e-3)
+
+
+@dataclass(frozen=True)
+class _Lossless(Compression):
+    """Packing of every value as it is."""
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+
+def compressed_updates_arrive(algorithm: Algorithm) -> None:
+    """Packed as they are, updates and models make the same servers; with four bits rounds go on."""
+    check = "compressed updates arrive"
+    setup = toy_setup(algorithm, local=DESCENT, rounds=ROUNDS)
+    one_server = len(setup.algorithm.phases()) == 1
+
+    def compressed(packing: Compression) -> Outcome:
+        outcome = run(replace(setup, uplink=packing, downlink=packing if one_server else Compression()))
+        if failed := list(chain.from_iterable(errors.values() for errors in outcome.errors)):
+            raise ContractViolation(f"{check}: a client fails: {failed[0]}")
+        for client, call, reply in outcome.replies:
+            if call.action == UPDATE and (bare := compressed_names(reply.message.tensors, setup.algorithm.traits.sums)):
+                raise ContractViolation(f"{check}: {client} sent {bare[0]} as it is")
+        slots = {HELD, DOWNLINK}
+        servers: dict[str, ServerState] = {}
+        for name, server in outcome.servers.items():
+            servers[name] = replace(server, slots={n: t for n, t in server.slots.items() if n not in slots})
+        return replace(outcome, servers=servers, states={})
+
+    try:
+        same(check, replace(run(setup), states={}), compressed(_Lossless()), tolerance=1e-3)
+        compressed(Compression(4, 0.5))
+    except (RuntimeError, ValueError) as error:
+        raise ContractViolation(f"{check}: a run with it ends with {type(error).__name__}: {error}") from error
 
 
 def survives_the_wire(algorithm: Algorithm) -> None:

@@ -15,9 +15,11 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Reply
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
-from confed.testing.toy import toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 
 ROUNDS = 3
+SIZES = (7, 11, 8)
+"""Training examples of the contract's clients: two or three batches of four, none of fewer than three."""
 
 
 class ContractViolation(AssertionError):
@@ -87,11 +89,11 @@ class Bytes(Recording):
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Answers computed from bytes and handed over as what their bytes say."""
         for call in calls:
-            message = decode(encode(call.message))
+            message = decode(encode(call.sent))
             receiver = MemoryStore()
             receiver.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
             workspace = Workspace(self.setup.model(), lasting=False)
-            reply = answer(self.setup, workspace, replace(call, message=message), receiver, round)
+            reply = answer(self.setup, workspace, replace(call, message=message, wire=None), receiver, round)
             store.save(call.client.id, decode_state(encode_state(receiver.load(call.client.id))))
             yield replace(reply, message=decode(encode(reply.message)))
 
@@ -172,6 +174,11 @@ def same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> No
             raise ContractViolation(f"{check}: {name} differs by up to {gap:.3g}")
 
 
+def clients_of(algorithm: Algorithm, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> dict[str, TableData]:
+    """Clients for a method, with their examples by seed."""
+    return toy_clients(seed, sizes, algorithm.traits.made_for)
+
+
 def toy(algorithm: Algorithm, clients: dict[str, TableData] | None = None) -> Setup:
     """The toy federation with a method, for :data:`ROUNDS` rounds."""
-    return toy_setup(algorithm, clients=clients, rounds=ROUNDS)
+    return toy_setup(algorithm, clients=clients or clients_of(algorithm), rounds=ROUNDS)

@@ -52,7 +52,8 @@ def internal(names: Iterable[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-IMPORTS = {path.relative_to(SOURCE).as_posix(): set(imported(path)) for path in SOURCE.rglob("*.py")}
+NAMING = [path for path in SOURCE.rglob("*.py") if "flwr" in (text := path.read_text()) or "private_api" in text]
+IMPORTS = {path.relative_to(SOURCE).as_posix(): set(imported(path)) for path in NAMING}
 OURS = PRIVATE.relative_to(SOURCE).as_posix()
 SOURCES = {local: (module, name) for module, name, local in sorted(IMPORTS[OURS]) if module.startswith("flwr.")}
 USERS = {

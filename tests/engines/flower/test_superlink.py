@@ -91,7 +91,7 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
         over_tls(folder, waiting=tmp_path / "post") as (grid, port),
         on_line(folder, setup, port, tmp_path, said),
     ):
-        transport, audit = FlowerTransport(grid, keys), tmp_path / "audit.jsonl"
+        transport, audit = FlowerTransport(grid, keys.get), tmp_path / "audit.jsonl"
         remote = Remote(setup, transport, timeouts=Timeouts(interval=0.02), audit=audit)
         infos = remote.sites.gather(CLIENTS, wait=120)
         assert [info.num_examples for info in infos] == [12, 20, 16]
@@ -112,7 +112,7 @@ def test_only_supernodes_on_the_list_are_let_in(folder: Path, tmp_path: Path) ->
     keys = {key: name for key, name in keys_of(folder).items() if name != "client-1"}
     with over_tls(folder, keys) as (grid, port):
         with on_line(folder, setup, port, tmp_path, said):
-            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02, minimum=2))
+            remote = Remote(setup, FlowerTransport(grid, keys.get), timeouts=Timeouts(interval=0.02, minimum=2))
             assert [info.id for info in remote.sites.gather(CLIENTS, wait=3)] == ["client-0", "client-2"]
         assert any("not on the server's list" in text for text in said)
         base = f"https://localhost:{port}"
@@ -235,7 +235,7 @@ def test_a_door_is_as_wide_as_the_runs_replies_are_large(folder: Path, tmp_path:
     setup = toy_setup(FedPer(), rounds=1)
     with over_tls(folder) as (grid, _):
         before = grid.pieces
-        Remote(setup, FlowerTransport(grid, keys_of(folder)))
+        Remote(setup, FlowerTransport(grid, keys_of(folder).get))
         assert grid.pieces < before / 4
 
 
@@ -580,7 +580,7 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
 
     try:
         with over_tls(folder, limits=LIMITS) as (grid, port), on_line(folder, setup, port, tmp_path, said):
-            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02))
+            remote = Remote(setup, FlowerTransport(grid, keys.get), timeouts=Timeouts(interval=0.02))
             remote.sites.gather(CLIENTS, wait=120)
             for number in range(2, 5):
                 hold(100, f"127.0.0.{number}")

@@ -20,7 +20,7 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from confed.deployment.provision import make_key
+from confed.deployment.authority import make_key
 from confed.engines.flower.objects import PIECE
 from confed.engines.flower.supernode import SuperNode, read_key
 from confed.engines.flower.transport import pack

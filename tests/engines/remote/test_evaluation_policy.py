@@ -331,7 +331,7 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
 
     import confed.deployment.flower_app
     from confed.cli.app import app
-    from confed.deployment.provision import make_key
+    from confed.deployment.authority import make_key
 
     given: list[tuple[object, object]] = []
 

@@ -198,10 +198,10 @@ def bodies() -> Iterator[tuple[str, object]]:
     yield "metadata", {"__metadata__": {"scalars": json.dumps({f"s{n}": n for n in range(60_000)})}}
 
 
-@pytest.mark.parametrize(("name", "header"), list(bodies()), ids=[name for name, _ in bodies()])
-def test_a_long_header_is_refused_in_linear_time(name: str, header: object) -> None:
+@pytest.mark.parametrize("name", ["extents", "tensors", "metadata"])
+def test_a_long_header_is_refused_in_linear_time(name: str) -> None:
     """A product of 150,000 extents took half a minute, in which the server answered nobody."""
-    text = json.dumps(header).encode()
+    text = json.dumps(dict(bodies())[name]).encode()
     body = len(text).to_bytes(8, "little") + text
     began = time.process_time()
     with pytest.raises(Refused):

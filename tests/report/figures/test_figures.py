@@ -109,7 +109,7 @@ def test_every_method_is_named_beside_its_line(many: Path) -> None:
     assert "#0a0b" not in svg
 
 
-def test_validation_loss_is_that_of_the_judged_models_on_validation_data() -> None:
+def test_validation_loss_is_that_of_the_judged_models() -> None:
     def line(round: int, split: str, **views: dict[str, float]) -> dict[str, object]:
         places = {view: {place: {"loss": x} for place, x in losses.items()} for view, losses in views.items()}
         return {"event": "evaluation", "round": round, "split": split, **places}

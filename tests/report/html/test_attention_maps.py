@@ -23,7 +23,7 @@ def painted(html: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGBA"))
 
 
-def test_boxes_are_light_where_they_count_and_the_first_is_framed() -> None:
+def test_boxes_are_light_where_they_count() -> None:
     boxes = [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.25, 0.25, 0.75, 0.75]]
     pixels = painted(attention_overlay([0.25, 1.0, 0.0], boxes))
     side = len(pixels)
@@ -52,7 +52,7 @@ def test_what_is_no_map_is_left_out(weights: Any, boxes: Any) -> None:
     assert attention_overlay(weights, boxes) == ""
 
 
-def test_a_box_of_no_extent_or_outside_the_picture_is_drawn_as_a_point() -> None:
+def test_a_box_outside_the_picture_is_drawn_as_a_point() -> None:
     assert painted(attention_overlay([1.0, 0.5], [[0.5, 0.5, 0.5, 0.5], [1.2, -1, 1.5, -0.5]])).shape[2] == 4
 
 
@@ -86,7 +86,7 @@ def test_samples_hold_weights_and_boxes_without_padding() -> None:
     assert without[0]["attention"] is None
 
 
-def test_similarities_become_probabilities_with_the_temperature_they_were_trained_with() -> None:
+def test_similarities_have_the_temperature_of_training() -> None:
     workspace: Any = SimpleNamespace(model=Regional(0.1))
     (found,) = answer(workspace, {"regions": torch.ones(1, 3, 4)}, ("no", "yes"))
     assert found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-4)

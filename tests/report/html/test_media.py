@@ -74,7 +74,7 @@ def test_nothing_but_such_a_file_is_played() -> None:
         assert media.read(bad) is None
 
 
-def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() -> None:
+def test_a_waveform_reaches_from_lowest_to_highest() -> None:
     # 256 samples for 128 strokes: two each, of which one is 0.
     samples = np.zeros(256)
     samples[0], samples[129], samples[254] = 1000, -500, 250
@@ -98,7 +98,7 @@ def test_a_silent_recording_is_a_flat_line() -> None:
 # Series ----------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_long_series_evenly_spread_steps_are_kept_the_last_one_too() -> None:
+def test_of_a_long_series_evenly_spread_steps_are_kept() -> None:
     values = np.arange(1000 * 8, dtype=np.float32).reshape(1000, 8)
     series = Series(values, np.array([0, 300, 1000]), tuple("abcdefgh"))
     kept = recorded._series(series, 1)
@@ -159,7 +159,7 @@ def samples(folder: Path, *entries: dict[str, Any]) -> None:
     (folder / "gallery.json").write_text(json.dumps([{**base, **entry} for entry in entries]))
 
 
-def test_each_sound_is_in_the_page_once_however_many_methods_heard_it(tmp_path: Path) -> None:
+def test_each_sound_is_in_the_page_once(tmp_path: Path) -> None:
     tone = {"wav": file(np.arange(50, dtype=np.int16)), "seconds": 0.006}
     other = {"wav": file(np.arange(60, dtype=np.int16)), "seconds": 0.007}
     for method in ("fedavg", "fedp3"):

@@ -1,25 +1,23 @@
 """What kept features saved is said in the section of costs."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from confed.report.sections.general import cost, features_saved
 from confed.results.runs import load
-from synthetic_study import make_run
+from synthetic_study import changed, make_run
 
 USED = {"used": True, "stage": "block 2", "computed": 2656, "reused": 28064, "held": 21_000_000, "exact": True}
 
 
 def with_features(folder: Path, said: dict[str, object]) -> Path:
     run = make_run(folder / "fedavg" / "seed-0", "fedavg", 0)
-    file = run / "summary.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    changed(run, **said)
     return run
 
 
-def test_examples_served_and_computed_and_bytes_are_in_the_section_of_costs(tmp_path: Path) -> None:
+def test_served_and_computed_examples_are_in_the_costs(tmp_path: Path) -> None:
     study = load(with_features(tmp_path, {"features": USED}))
     said = features_saved(study)
     assert "(up to block 2)" in said

@@ -105,7 +105,7 @@ def study(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_points_are_counted_as_the_paper_does_and_timed_against_fedavg(study: Path) -> None:
+def test_points_are_the_papers_and_timed_against_fedavg(study: Path) -> None:
     points = {p.method: p for p in filter_size.points(load(study))}
     assert list(points) == ["n5", "n20", "kl", "fedavg"]
     assert {m: p.count for m, p in points.items()} == {"n5": 25, "n20": 400, "kl": 1642, "fedavg": None}

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_summary_counts_training_examples_and_pairs_of_labels(folder: Path) -> None:
+def test_the_summary_counts_examples_and_pairs_of_labels(folder: Path) -> None:
     found = json.loads((folder / "fedavg/seed-0/summary.json").read_text())["multilabel"]
     dataset = colours_dataset()
     train = np.sum([split.train.labels.dense().sum(0) for split in dataset.clients.values()], axis=0)
@@ -50,7 +50,7 @@ def test_the_summary_counts_training_examples_and_pairs_of_labels(folder: Path) 
             assert pairs["predicted"][i][j] == sum(int(row[x] >= 0.5 and row[y] >= 0.5) for row in scores)
 
 
-def test_shares_are_of_the_rows_label_and_unknown_where_it_never_is() -> None:
+def test_shares_are_of_the_rows_label() -> None:
     found = shares([[4, 1, 0], [1, 2, 0], [0, 0, 0]])
     expected = [[np.nan, 0.25, 0], [0.5, np.nan, 0], [np.nan, np.nan, np.nan]]
     np.testing.assert_array_equal(found, expected)
@@ -116,7 +116,7 @@ def test_curves_are_of_all_clients_together(folder: Path) -> None:
     assert curve(one, "unseen") == {r: p["unseen/abroad"]["C-AP-binned"] for r, p in lines.items()}
 
 
-def test_methods_without_personal_models_are_shown_by_the_global_one(tmp_path: Path) -> None:
+def test_without_personal_models_the_global_one_is_shown(tmp_path: Path) -> None:
     changed(make_run(tmp_path / "fedp3" / "seed-0", "fedp3", 0), has_personal=False, algorithm="bicsl")
     study = load(tmp_path)
     assert nobody_has_own(study)

@@ -8,7 +8,7 @@ import pytest
 from confed.report.report import render
 from confed.report.sections.split_steps import Span, busy, busy_table, drawing, section, spans_of, traffic_table
 from confed.results.runs import load
-from synthetic_study import CLIENTS, make_run
+from synthetic_study import CLIENTS, changed, make_run
 
 TRAFFIC = {
     "receive": {"calls": 12, "up": 0, "down": 1200},
@@ -20,8 +20,7 @@ TRAFFIC = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
-    path = run / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "traffic": TRAFFIC}))
+    changed(run, traffic=TRAFFIC)
     spans = [
         (CLIENTS[0], "receive", 1.0, 1.5), (CLIENTS[1], "receive", 1.0, 2.0), ("main", "step", 2.0, 2.25),
         (CLIENTS[0], "step", 2.0, 3.0), ("aux", "send", 3.0, 3.0),
@@ -91,9 +90,7 @@ def test_runs_without_steps_have_no_such_section(tmp_path: Path) -> None:
 
 
 def test_every_action_of_split_methods_is_put_into_words(folder: Path) -> None:
-    path = folder / "fedavg" / "seed-0" / "summary.json"
-    counts = {"calls": 20, "up": 10, "down": 10}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "traffic": {**TRAFFIC, "top": counts}}))
+    changed(folder / "fedavg" / "seed-0", traffic={**TRAFFIC, "top": {"calls": 20, "up": 10, "down": 10}})
     table = traffic_table(load(folder))
     assert table is not None
     assert all(row[2].text for row in table.rows)
@@ -114,7 +111,7 @@ def test_rounds_are_those_of_the_runs_that_counted(folder: Path) -> None:
     assert step[5].value == pytest.approx(60 / rounds)
 
 
-def test_the_timeline_says_who_the_servers_are_and_that_one_process_takes_turns(folder: Path) -> None:
+def test_the_timeline_names_servers_and_says_they_take_turns(folder: Path) -> None:
     html = section(load(folder))
     assert "aux averages the clients" in html
     assert "take turns" not in html  # how many processes there were is not known here

@@ -22,7 +22,8 @@ from confed.report.tables.write import write_tables
 from confed.results.runs import StudyResults, load
 from confed.results.summary import Summary
 from confed.system import format as formats
-from synthetic_study import CLIENTS, METHODS, SCENES, make_study
+from refusals import refuses
+from synthetic_study import CLIENTS, METHODS, SCENES, changed, make_study
 
 
 def summary(method: str, a: float, b: float, unseen: float | None = None, **more: Any) -> dict[str, Any]:
@@ -209,8 +210,7 @@ def test_writers_escape_their_special_characters() -> None:
 
 
 def test_wrong_row_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 cells, got 1"):
-        Table("", (Column("a"), Column("b")), (((Cell("1"),),),))
+    refuses("2 cells, got 1", Table, "", (Column("a"), Column("b")), (((Cell("1"),),),))
 
 
 @pytest.fixture(scope="module")
@@ -219,13 +219,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_study(tmp_path_factory.mktemp("tables") / "study")
     shutil.rmtree(folder / "fedprox")
     (folder / "local" / "seed-1" / "summary.json").unlink()
-    index = json.loads((folder / "summary.json").read_text())
-    index["errors"] = {
-        "fedprox/seed-0": "ValueError: no single answers",
-        "fedprox/seed-1": "ValueError: no single answers",
-        "local/seed-1": "RuntimeError: killed",
-    }
-    (folder / "summary.json").write_text(json.dumps(index))
+    errors = dict.fromkeys(("fedprox/seed-0", "fedprox/seed-1"), "ValueError: no single answers")
+    changed(folder, errors={**errors, "local/seed-1": "RuntimeError: killed"})
     return folder
 
 
@@ -281,9 +276,7 @@ def test_failed_cells_are_dashes_with_the_error_as_a_note(study: Path) -> None:
 
 def test_the_index_says_which_cells_were_refused(study: Path, tmp_path: Path) -> None:
     shutil.copytree(study, tmp_path / "study")
-    index = json.loads((study / "summary.json").read_text())
-    index["refused"] = ["fedprox/seed-1", "local/seed-1"]
-    (tmp_path / "study/summary.json").write_text(json.dumps(index))
+    changed(tmp_path / "study", refused=["fedprox/seed-1", "local/seed-1"])
     assert load(tmp_path / "study").failed == (
         "FedProx, seed 0, failed: ValueError: no single answers",
         "FedProx, seed 1, cannot run here: ValueError: no single answers",
@@ -300,9 +293,7 @@ def test_hurt_clients_are_counted_over_shared_seeds(tmp_path: Path) -> None:
         ("fedavg", 1): (0.9, 0.9, 0.9, 0.9),
     }
     for (method, seed), values in levels.items():
-        path = folder / method / f"seed-{seed}" / "summary.json"
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, "personal": dict(zip(CLIENTS, values, strict=True))}))
+        changed(folder / method / f"seed-{seed}", personal=dict(zip(CLIENTS, values, strict=True)))
     (folder / "local/seed-1/summary.json").unlink()
     table = paper_table(load(folder))
     cells = {row[0].text: row[6] for row in table.rows}
@@ -317,9 +308,7 @@ def test_hurt_clients_are_counted_over_shared_seeds(tmp_path: Path) -> None:
 
 def test_notes_name_the_rows_as_the_paper_does_and_tuned_values(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", seeds=1)
-    index = json.loads((folder / "summary.json").read_text())
-    tuned = {"fedavg": {"local.lr": 0.01}, "fedprox": {"mu": 0.1, "local.lr": 0.003}}
-    (folder / "summary.json").write_text(json.dumps({**index, "tuned": tuned}))
+    changed(folder, tuned={"fedavg": {"local.lr": 0.01}, "fedprox": {"mu": 0.1, "local.lr": 0.003}})
     notes = paper_table(load(folder)).notes
     assert "In the FedVQA chapter, Local is DT and Central is CT." in notes
     assert (
@@ -356,5 +345,4 @@ def test_tables_are_written_beside_the_runs(study: Path) -> None:
 def test_study_in_which_everything_failed(tmp_path: Path) -> None:
     index = {"runs": [{"method": "dkd", "seed": 0}], "methods": ["dkd"], "errors": {"dkd/seed-0": "ValueError: no"}}
     (tmp_path / "summary.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="found none of them; the first that failed: ValueError: no"):
-        load(tmp_path)
+    refuses("found none of them; the first that failed: ValueError: no", load, tmp_path)

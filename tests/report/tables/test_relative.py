@@ -44,7 +44,7 @@ def test_nothing_is_relative_to_nothing() -> None:
     assert relative_drawing({"x": OURS}, {"x": "X"}, "x") is None
 
 
-def test_there_is_no_mean_where_a_client_is_left_out_and_it_is_said_why() -> None:
+def test_there_is_no_mean_where_a_client_is_left_out() -> None:
     # Without "b", which gains most, the share would be negative and the difference of means is positive.
     own = {"a": {0: 0.4, 1: 0.4}, "b": {0: 0.3, 1: 0.3}}
     other = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.0, 1: 0.1}}
@@ -98,7 +98,7 @@ def _personal(study: Path, method: str, seed: int) -> dict[str, float]:
     return json.loads((study / method / f"seed-{seed}/summary.json").read_text())["personal"]
 
 
-def test_a_panel_that_would_flatten_the_others_has_a_scale_of_its_own() -> None:
+def test_a_panel_that_would_flatten_others_has_its_own_scale() -> None:
     own = {client: {0: 0.8, 1: 0.7} for client in ("a", "b")}
     values = {"own": own} | {name: {c: dict.fromkeys(v, 0.6) for c, v in own.items()} for name in ("x", "y")}
     values["far"] = {client: {0: 0.05, 1: 0.05} for client in own}

@@ -22,6 +22,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
 from confed.deployment.manifest import MANIFEST, accept, check_site, verified
+from confed.deployment.policy import SitePolicy, read_policy
 from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signer_by_kit, site_recipe
 from confed.engines.flare.transport import FlareTransport, SiteEndpoint
@@ -29,6 +30,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.secure_sum.signatures import Authority
 from confed.recipes.schema import plain, validate
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates, SiteStatus, from_json, to_json
@@ -64,8 +66,10 @@ class SiteSettings:
     site: str | None = None  # the client that this is; None where FLARE calls it the same
     data: tuple[str, ...] = ()  # key=value for the recipe's section [data]
     device: str | None = None  # where to compute; None for what the recipe says
-    epsilon: float | None = None  # see limit of Site
+    policy: str | None = None  # file of the site's policy; what follows narrows it
+    epsilon: float | None = None
     evaluations: str | None = None
+    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
 
 
 _FILES: dict[type, str] = {ServerSettings: "confed_server.toml", SiteSettings: "confed_site.toml"}
@@ -155,9 +159,10 @@ class FlareSite(SiteEndpoint):
             accept(private, authority, signed)
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device, handed_out=handed_out)
         bulletin, name = StatusFile(root / "run"), settings.site or str(collab.site_name)
+        policy = SitePolicy() if settings.policy is None else read_policy(root / settings.policy)
         return open_site(
-            recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,
-            signer=signer_by_kit(recipe, root), over=bulletin.ended,
+            recipe, name, private, bulletin, policy=policy.narrowed(settings.epsilon, settings.evaluations),
+            signer=signer_by_kit(recipe, root), over=bulletin.ended, checkpoint=settings.checkpoint,
         )  # fmt: skip
 
 

@@ -29,7 +29,6 @@ from confed.deployment.provision import SITES, Federation, read_sites
 from confed.deployment.transports import HOST, PORT, FederationTransport, Joining, Leading, Signature
 from confed.engines.flare.transport import MEMBER, SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
-from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
 from confed.results.folder import MEMBERS
 from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
@@ -375,8 +374,8 @@ class FlareFederation:
                 # A job's process locks it; who works there already is said before FLARE starts.
                 if signature is not None:
                     accept(private, *signature)
-            if joining.evaluations is not None:
-                EvaluationPolicy.parse(joining.evaluations)  # here, and not in the process that FLARE starts
+            policy = joining.policy
+            policy.check_recipe(recipe)  # here, and not in the process that FLARE starts
             private.mkdir(parents=True, exist_ok=True)
             private.chmod(0o700)
             if (missing := missing_class(kit)) is not None:
@@ -384,8 +383,8 @@ class FlareFederation:
             run.mkdir(exist_ok=True)
             write_atomically(run / "recipe.toml", recipe.to_toml().encode())
             settings = SiteSettings(
-                "run/recipe.toml", str(private.resolve()), joining.site or None, epsilon=joining.epsilon,
-                evaluations=joining.evaluations,
+                "run/recipe.toml", str(private.resolve()), joining.site or None, policy=policy.file or None,
+                epsilon=policy.client_epsilon, evaluations=policy.evaluations, checkpoint=joining.checkpoint,
             )  # fmt: skip
             write_settings(settings, kit)
             log, news = run / "flare.log", StatusReader(run)

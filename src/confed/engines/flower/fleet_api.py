@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from confed.engines.flower.grid import Inbox, RequestRejected, SuperLinkGrid
@@ -175,11 +175,9 @@ def fleet_application(
     factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
 ) -> FastAPI:
     middleware = [
-        Middleware(BaseHTTPMiddleware, dispatch=_noted),
-        Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-        Middleware(BaseHTTPMiddleware, dispatch=_bounded),
-        Middleware(BaseHTTPMiddleware, dispatch=_listed),
+        Middleware(Gate),
         Middleware(WholeBody, seconds=seconds),
+        Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
         Middleware(ProtobufTranslationMiddleware),
         Middleware(NodeAuthMiddleware),
     ]
@@ -205,18 +203,31 @@ async def _turned_away(request: Request, error: Exception) -> Response:
     return _refuse(request, error.status_code, error.why)
 
 
-async def _noted(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Log of all rejected requests, at whichever layer they are rejected."""
-    response = await call_next(request)
-    if response.status_code >= 400:
-        why = getattr(request.state, "why", f"Flower says {response.status_code}")
-        who = getattr(request.state, "who", ANONYMOUS)
-        request.app.state.grid.notices.add(who, f"a request was turned away: {why}")
-    return response
+class Gate:
+    """An ASGI middleware that lets bounded requests of listed sites in; whatever is rejected behind it, it notes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request = Request(scope)
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                why = getattr(request.state, "why", f"Flower says {message['status']}")
+                who = getattr(request.state, "who", ANONYMOUS)
+                request.app.state.grid.notices.add(who, f"a request was turned away: {why}")
+            await send(message)
+
+        refusal = _unbounded(request) or _unlisted(request)
+        return await (self._app if refusal is None else refusal)(scope, receive, noted)
 
 
-async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Limit on requests: one that is too long, or for another of Flower's interfaces, is rejected before it is read."""
+def _unbounded(request: Request) -> Response | None:
+    """Rejection of a request that is too long, or for another of Flower's interfaces, before it is read."""
     if not request.url.path.startswith("/v1/fleet/"):
         return _refuse(request, 404, "not found")
     if "transfer-encoding" in request.headers:  # counts instead of a length where both are given
@@ -224,11 +235,11 @@ async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Resp
     length = request.headers.get("content-length", "")
     if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
         return _refuse(request, 413, f"a request is a POST of at most {PIECE} bytes")
-    return await call_next(request)
+    return None
 
 
-async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Check of the sender's key before anything of a request is read; Flower checks the time of its signature."""
+def _unlisted(request: Request) -> Response | None:
+    """Rejection by the sender's key before anything of a request is read; Flower checks the time of its signature."""
     headers = request.headers
     try:
         public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
@@ -243,7 +254,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
     request.state.connections.prove(request.state.connection, name)
-    return await call_next(request)
+    return None
 
 
 def _about() -> dict[str, str | float]:

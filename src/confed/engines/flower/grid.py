@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -291,6 +291,7 @@ class SuperLinkGrid(OneRunGrid):
         self._state, self._store = state, store
         self.notices = RejectionLog(logging.getLogger(__name__))  # what was turned away
         self.inbox = Inbox(state, store, largest, self.notices)  # the replies that are waited for
+        self.renew_certificate: Callable[[], None] = lambda: None  # reads the server's certificate again
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -303,6 +304,10 @@ class SuperLinkGrid(OneRunGrid):
         self._partial: dict[str, list[Message]] = {}
         # Flower writes these into every message that this process makes.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
+
+    def admit(self, public: bytes) -> None:
+        """A node for one more public key."""
+        self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
 
     @property
     def pieces(self) -> int:

@@ -369,8 +369,7 @@ def open_superlink(
     limits = ConnectionLimits() if limits is None else limits
     # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    named = keys if isinstance(keys, Mapping) else {}
-    names = {key: named.get(key) or f"key {sha256(key).hexdigest()[:16]}" for key in keys}
+    names = keys if isinstance(keys, Mapping) else {key: f"key {sha256(key).hexdigest()[:16]}" for key in keys}
     store = piece_store(waiting)
     state = link_state(names, store)
     grid = SuperLinkGrid(state.state(), store, largest)
@@ -380,6 +379,8 @@ def open_superlink(
         h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
     )  # fmt: skip
     server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
+    if certificate is not None and key is not None:
+        grid.renew_certificate = lambda: _renew(config, certificate, key)
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     alive = threading.Event()
@@ -399,6 +400,13 @@ def open_superlink(
         heart.join(timeout=10)
         if waiting is not None:
             shutil.rmtree(waiting, ignore_errors=True)
+
+
+def _renew(config: uvicorn.Config, certificate: Path, key: Path) -> None:
+    """Reads certificate and key again, for connections from now on."""
+    _check_pair(certificate, key)
+    assert config.ssl is not None
+    config.ssl.load_cert_chain(certificate, key)
 
 
 def _serve(server: uvicorn.Server) -> None:

@@ -13,6 +13,8 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,7 +26,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 from flwr.app import Context, Error, Message, RecordDict
@@ -69,7 +70,10 @@ from confed.engines.flower.private_api import (
 )
 from confed.engines.remote.protocol import printable, redact
 from confed.system.events import Note, Progress, ignore
+from confed.system.private_keys import load_private
 
+SILENCE = 30.0  # seconds without a byte after which a connection counts as lost; a question may wait half of that
+SKEW = 60.0  # seconds by which a server's clock must differ for a site to go by it
 SOON = 0.02  # seconds from a reply to the next question to a server that answers at once where it has no message
 PROTOBUF = "application/protobuf"
 Response = TypeVar("Response")
@@ -77,8 +81,8 @@ Response = TypeVar("Response")
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
+        key = load_private(path.read_bytes(), str(path))
+    except OSError as error:
         raise ValueError(f"{path} is no private key of a site: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")
@@ -101,9 +105,9 @@ def read_public(text: str) -> bytes:
     return public_key_to_bytes(key)
 
 
-def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
-    """Headers with a site's public key and its signature of the time."""
-    timestamp = now().isoformat()
+def signed_headers(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> dict[str, str]:
+    """Headers with a site's public key and its signature of the time; the server's clock is so many seconds ahead."""
+    timestamp = (now() + timedelta(seconds=ahead)).isoformat()
     return {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
         TIMESTAMP_HEADER: timestamp,
@@ -118,9 +122,16 @@ class LostConnection(Exception):
 class CallRefused(Exception):
     """The server's answer is no success."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, ahead: float = 0.0) -> None:
         super().__init__(f"the server says {status} {printable(text, 200)}".strip())
-        self.status = status
+        self.status, self.ahead = status, ahead
+
+
+def _ahead_of_here(date: str) -> float:
+    """Seconds by which a server's clock is ahead, by the date of its response; 0 where that has none."""
+    with suppress(ValueError, TypeError):
+        return (parsedate_to_datetime(date) - now()).total_seconds()
+    return 0.0
 
 
 class FleetClient(httpx.Client):
@@ -132,14 +143,23 @@ class FleetClient(httpx.Client):
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             trusted.load_verify_locations(cadata=root.decode("ascii"))
         super().__init__(
-            base_url=f"{'http' if root is None else 'https'}://{server}/v1/fleet/", verify=trusted, timeout=30.0,
+            base_url=f"{'http' if root is None else 'https'}://{server}/v1/fleet/", verify=trusted, timeout=SILENCE,
             headers={"accept-encoding": "identity", "content-type": PROTOBUF, "accept": PROTOBUF},
         )  # fmt: skip
-        self._key = key
+        self._key, self._ahead = key, 0.0
 
     def call(self, path: str, request: Any, kind: type[Response], **headers: str) -> Response:
         """The response to a protobuf message."""
-        headers = {**signed_headers(self._key), **headers}
+        try:
+            return self._call(path, request, kind, headers)
+        except CallRefused as error:
+            if error.status != httpx.codes.UNAUTHORIZED or abs(error.ahead - self._ahead) < SKEW:
+                raise
+            self._ahead = error.ahead  # signed by the server's clock, as this one goes wrong
+        return self._call(path, request, kind, headers)
+
+    def _call(self, path: str, request: Any, kind: type[Response], headers: Mapping[str, str]) -> Response:
+        headers = {**signed_headers(self._key, self._ahead), **headers}
         content, body = request.SerializeToString(deterministic=True), bytearray()
         with self.stream("POST", path, content=content, headers=headers) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -149,7 +169,8 @@ class FleetClient(httpx.Client):
                 if len(body) > PIECE:
                     raise LostConnection(f"the server sent a response of more than {PIECE} bytes")
         if not response.is_success:
-            raise CallRefused(response.status_code, body.decode(errors="replace"))
+            ahead = _ahead_of_here(response.headers.get("date", ""))
+            raise CallRefused(response.status_code, body.decode(errors="replace"), ahead)
         parsed: Any = kind()
         try:
             parsed.ParseFromString(bytes(body))
@@ -291,6 +312,8 @@ class SuperNode:
             self._progress(Note(f"refused: {text}"))
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, redact(text)), reply_to=message)
         seconds = time.perf_counter() - began
+        # A reply lasts as long as its request, by the server's clock; by ours that time may be over.
+        reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
             bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)

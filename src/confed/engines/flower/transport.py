@@ -56,14 +56,14 @@ def unpack(message: Message) -> tuple[bytes, bytes]:
 class FlowerTransport:
     """A :class:`confed.engines.remote.sites.Transport` over a Flower grid."""
 
-    def __init__(self, grid: Grid, names: Mapping[bytes, str] | None = None) -> None:
+    def __init__(self, grid: Grid, names: Callable[[bytes], str | None] | None = None) -> None:
         self._grid, self._names = grid, names
         self._own = grid if isinstance(grid, SuperLinkGrid) else None  # else Flower's, which has fewer methods
 
     def connections(self) -> Mapping[int, Connection]:
         connected: dict[int, Connection] = {}
         for node in self._grid.get_nodes():
-            name = None if self._names is None else self._names.get(node.public_key)
+            name = None if self._names is None else self._names(node.public_key)
             if node.status not in _GONE and (self._names is None or name is not None):
                 connected[node.node_id] = Connection(node.last_activated_at, name)
         return connected

@@ -119,7 +119,7 @@ class RayActors(ProcessExecutor[Any]):
         call = batch.calls[position]
         state = encode_state(batch.store.load(call.client.id))
         answer = self.crew.actors[number].handle.answer.options(num_returns=2)
-        head, body = answer.remote(call_head(call, batch.round), batch.messages.of(call.message), state)
+        head, body = answer.remote(call_head(call, batch.round), batch.messages.of(call.sent), state)
         self._pending[number] = _PendingAnswer(head, body, time.perf_counter())
 
     def _collect(self, batch: ProcessBatch[Any]) -> None:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.remote.journal_chains import JournalChains
+from confed.engines.remote.pieces import SitePieces, is_piece
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -48,10 +49,12 @@ from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.equivalence import follows_steps
 from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
+from confed.federation.step_checkpoints import EVERY, StepCheckpoints
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon
@@ -317,6 +320,18 @@ SERIALS = "manifests.json"  # file in a site's folder with serial numbers of man
 AFTER = 2  # behind a run's last round come the method's finish and the evaluation of the final models
 
 
+class Guard(Protocol):
+    """A site's check of what a server asks for, by rules that no server and no recipe sets."""
+
+    def check(self, action: str, size: int) -> None:
+        """Check of a request of so many bytes before anything is computed; a refusal is a :class:`Refused`."""
+        ...
+
+    def count(self, size: int) -> None:
+        """Count of bytes that come or are to leave; a refusal is a :class:`Refused`."""
+        ...
+
+
 class Site:
     """Client end of a federation across machines."""
 
@@ -332,10 +347,12 @@ class Site:
         progress: Progress = ignore,
         limit: float | None = None,
         evaluations: EvaluationPolicy | None = None,
+        guard: Guard | None = None,
         signer: Signer | None = None,
         over: Callable[[], None] = lambda: None,
         left_out: Mapping[str, int] | None = None,
         final: Callable[[Params, ClientState], str] = lambda shared, state: "",
+        checkpoint: float = EVERY,
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -351,6 +368,7 @@ class Site:
         self._audit, self._progress, self._over = audit, progress, over
         self._final, self._final_folder = final, ""
         self._left_out = {} if left_out is None else dict(left_out)
+        self._guard = guard
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
@@ -365,13 +383,19 @@ class Site:
         self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
-        self._setup = replace(setup, journal=self.journal, signer=signer, secret=self._secret)
+        self._checkpoints = None
+        if checkpoint > 0 and follows_steps(setup.algorithm, setup.local):
+            self._checkpoints = StepCheckpoints(root / "steps", checkpoint)
+        self._setup = replace(
+            setup, journal=self.journal, signer=signer, secret=self._secret, checkpoints=self._checkpoints
+        )
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._schema: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
         self._limits = Limits.of(self._schema) if limits is None else limits
+        self._pieces = SitePieces(root / "request", self._limits, self._handle)
         # a server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
         self.store.root.mkdir(parents=True, exist_ok=True)
@@ -390,18 +414,30 @@ class Site:
         return self._limits.head + self._limits.body
 
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Head and body of the reply to a request; every error becomes the reply's error."""
-        began, name = time.perf_counter(), ""
+        """Head and body of the reply to a request, or to a piece of one; every error becomes the reply's error."""
+        if not is_piece(head):
+            return self._handle(head, body)
+        try:
+            return self._pieces.take(head, body)
+        except (Refused, OSError) as error:
+            self._progress(Note(f"refused: {error}"))
+            return Answer("", redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+
+    def _handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        began, name, at_once = time.perf_counter(), "", 0
         try:
             request = self._read(head, body)
-            name = request.id
+            name, at_once = request.id, request.at_once
             self._journals.confirm(request.journals)
+            self._guarded(request.action, len(head) + len(body))
             if request.action == GOODBYE:
                 reply = self._take_leave(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
             if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
                 reply = replace(reply[0], journals=self._journals.statement()), reply[1]
+            if self._guard is not None:
+                self._guard.count(len(reply[1]))
         except Exception as error:
             self._progress(Note(f"refused: {error}"))
             reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
@@ -412,7 +448,16 @@ class Site:
         except OSError as error:  # nothing leaves that the site's own log does not hold
             self._progress(Note(f"refused, as the log cannot be written: {error}"))
             return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
-        return head, data
+        return self._pieces.cut(head, data, at_once)
+
+    def _guarded(self, action: str, size: int) -> None:
+        """Check of a request by the site's policy; greetings and the end of a run are counted only."""
+        if self._guard is None:
+            return
+        if action in (HELLO, GOODBYE):
+            self._guard.count(size)
+        else:
+            self._guard.check(action, size)
 
     def _read(self, head: bytes, body: bytes) -> Request:
         """A request's head; what is no request is in the log, too."""
@@ -497,6 +542,8 @@ class Site:
         self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
         if again := self._session.enter(request, request_digest, body):
             self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
+        if self._checkpoints is not None and request.action in self._telling and not request.session:
+            self._checkpoints.enter(request_digest)
         call = Call(self.client, request.action, message, session=request.session)
         store = self._session.states if request.session else self.store
         reply = answer(self._setup, self._workspace, call, store, request.round)
@@ -560,6 +607,8 @@ class Site:
         data = len(head).to_bytes(8, "little") + head + body
         if not session or not self._last.is_file():
             write_atomically(self._last, data)
+            if self._checkpoints is not None:
+                self._checkpoints.leave()
             return
         with open(self._last, "r+b") as file:
             file.write(data)

@@ -57,7 +57,8 @@ class Fingerprint:
 
 def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerprint:
     """A run's fingerprint."""
-    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, common)
+    sent = (setup.uplink, setup.downlink)
+    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, *sent, common)
     tensors = {**workspace.tensors, **workspace.initial}
     names, values = blake2b(digest_size=16), blake2b(digest_size=16)
     for name in sorted(tensors):
@@ -156,19 +157,23 @@ class Request:
     kept: tuple[int, ...] = ()  # versions that must stay loadable: those of the server's checkpoints
     session: bool = False
     journals: str = ""  # what the server has signed of the site's journals, "" for nothing (journal_chains)
+    at_once: int = 0  # bytes of a reply's body above which the server fetches it in pieces; 0: it takes any
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
-                                    "base": int, "kept": list, "session": bool, "journals": str})  # fmt: skip
+        fields = {
+            "id": str, "client": str, "action": str, "round": int, "version": int, "base": int, "kept": list,
+            "session": bool, "journals": str, "at_once": int,
+        }  # fmt: skip
+        head = read_head(data, limits, fields)
         if not all(type(kept) is int for kept in head["kept"]):
             raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
             raise Refused(f"an action has a Python name, got {head['action'][:80]!r}")
-        if not 0 <= head["base"] < head["version"] or head["round"] < 0:
+        if not 0 <= head["base"] < head["version"] or head["round"] < 0 or head["at_once"] < 0:
             raise Refused(f"versions must ascend from 0, got base {head['base']}, version {head['version']}")
         return cls(**{**head, "kept": tuple(head["kept"])})
 
@@ -189,7 +194,7 @@ class Answer:
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
-        head = _head(data, limits, fields)
+        head = read_head(data, limits, fields)
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
         error = head["error"]
@@ -241,7 +246,8 @@ def open_body(
     return message
 
 
-def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+def read_head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """The fields of a head, which are exactly those, by name and type."""
     if len(data) > limits.head:
         raise Refused(f"a head has at most {limits.head} bytes, got {len(data)}")
     try:

@@ -28,6 +28,7 @@ from confed.engines.dispatch import Dispatcher
 from confed.engines.local import InProcess, check_finite
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.journal_chains import Countersignatures
+from confed.engines.remote.pieces import SMALLEST, PieceTransport
 from confed.engines.remote.protocol import (
     NAME,
     Answer,
@@ -60,6 +61,7 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.protocols import Counting
 from confed.federation.reports import LOSS
 from confed.federation.state import ServerState, Store
+from confed.federation.step_checkpoints import EVERY
 from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
 
@@ -259,12 +261,14 @@ class ReplyReader:
                 return Reply(client, Message(), answer.error), False, ""
             scopes = self._workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
-            exact = None if call.expects is None else schema_of(call.expects)
-            message = open_body(body, self.limits, self._schema, shared, exact)
+            uplink, expects = self._setup.uplink_of(call), call.expects
+            wire = expects if uplink is None or expects is None else uplink.layout(expects)
+            message = open_body(body, self.limits, self._schema, shared, None if wire is None else schema_of(wire))
+            message = message if uplink is None else uplink.opened(call, message)
             check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
             if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
                 return refused(problem)
-        except Refused as error:
+        except ValueError as error:
             return refused(error)
         try:
             if call.action == "evaluate":
@@ -272,7 +276,7 @@ class ReplyReader:
         except Exception as error:  # whatever sums and counts of a site's making may lead to
             problem = f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
             return Reply(client, Message(), problem), False, ""
-        return check_reply(call, Reply(client, message)), answer.saved, answer.journals
+        return check_reply(call, Reply(client, message, wire_bytes=len(body))), answer.saved, answer.journals
 
 
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
@@ -296,7 +300,7 @@ class Pauses:
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
-TRIES = 3  # how often a site may lose a request before it is left out of a round
+TRIES = 3  # how often in a row a site may lose a request, soon and without a piece of it, before it is left out
 
 
 class Remote(Dispatcher):
@@ -317,6 +321,7 @@ class Remote(Dispatcher):
         workspace: Workspace | None = None,
         bounds: Bounds | None = None,
         memory: Path | None = None,
+        pieces: Path | None = None,
     ) -> None:
         self.timeline = Timeline(0)
         self.timeouts = Timeouts() if timeouts is None else timeouts
@@ -324,9 +329,11 @@ class Remote(Dispatcher):
         self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
         limits = self._reader.limits
         transport.set_max_reply_bytes(limits.head + limits.body)
+        # bodies on their way, in a folder that outlives this process; None where messages travel whole
+        self._pieces = None if pieces is None else PieceTransport(transport, pieces, limits)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(
-            transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
+            self._pieces or transport, common_ground, self.timeouts, limits, audit, progress, Countersignatures(memory)
         )
         # rounds whose checkpoints the server may go back to; sites keep what belongs to them
         self.checkpoints: Sequence[int] = (0,)
@@ -378,6 +385,12 @@ class Remote(Dispatcher):
         """Removes what is left of the replies on disk."""
         if self.spool is not None:
             shutil.rmtree(self.spool, ignore_errors=True)
+
+    def take_leave(self) -> None:
+        """End of the run: the sites are told, and bodies that were on their way are removed."""
+        self.sites.farewell(10.0)
+        if self._pieces is not None:
+            self._pieces.close()
 
     def attempt(self, act: Callable[[], Done]) -> Done:
         """A part of a round, repeated without the site whose reply the method handled when an error ended it."""
@@ -582,6 +595,10 @@ class Remote(Dispatcher):
             if isinstance(reply, tuple):
                 self._take_in(batch, position, ask, *reply)
             elif isinstance(reply, str) or line != ask.to:
+                moved = 0 if self._pieces is None else self._pieces.moved(ask.sent)
+                # A bad line that something passes, and a site that worked for long, are no request that kills its site.
+                if moved >= ask.moved + SMALLEST or now - ask.began > EVERY:
+                    ask.lost, ask.moved = 0, moved
                 self._forget(ask)
                 ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
                 if ask.lost >= TRIES:
@@ -597,10 +614,11 @@ class Remote(Dispatcher):
                 self._give_up(batch, position, ask, "ConnectionError: the site is not connected")
             return
         # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
-        head, body = ask.request.to_bytes(), seal(ask.call.message)
+        at_once = 0 if self._pieces is None else self._pieces.at_once(line[0])
+        head, body = replace(ask.request, at_once=at_once).to_bytes(), seal(ask.call.sent)
         ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
-            ask.to, ask.late = line, now + self.timeouts.deadline
+            ask.to, ask.began, ask.late = line, now, ask.late or now + self.timeouts.deadline
             self.sites.log("out", name, ask.call.action, head, body)
             self.sites.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
@@ -611,6 +629,7 @@ class Remote(Dispatcher):
         self._forget(ask)
         if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
             why += "; the round cannot go on without it"
+            ask.late = 0.0
         else:
             batch.lost += 1
             self._end(batch, position, ask, why)

@@ -188,6 +188,7 @@ class SiteRegistry:
         for name, (number, connection) in list(self.lines.items()):
             if connections.get(number) != connection:
                 del self.lines[name]
+                self._greeted.pop(number, None)  # one that was in quarantine comes back over the same connection
                 self.missing[name] = time.monotonic()
                 self.note(name, "away")
         for number, (sent, connection) in list(self._greetings.items()):
@@ -295,8 +296,10 @@ class PendingCall:
     request: Request
     sent: str | None = None  # what the reply will be known by; None while it is not sent
     to: tuple[int, Connection] | None = None  # the connection it went over
-    late: float = 0.0  # when the deadline is over
-    lost: int = 0  # how often the request was lost on its way or with the process that was to answer it
+    began: float = 0.0  # when it was sent last
+    late: float = 0.0  # when the deadline is over; 0 before it was sent
+    lost: int = 0  # how often it was lost on its way or with the process that was to answer it; see TRIES
+    moved: int = 0  # bytes that had arrived before, of its body and of the reply's
 
 
 @dataclass

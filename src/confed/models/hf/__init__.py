@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from confed.federation.specs import ModelSpec
-from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
-from confed.models.hf.model import HuggingFaceVLM, LearnedTokens, Quantised, quantise
+from confed.models.finetuning import USUAL, Finetuning, Trainable
+from confed.models.hf.model import HuggingFaceVLM, Part, Quantised, quantise
 from confed.models.hf.prompts import ChatTokenizer, check_torchvision, read_processor
 from confed.models.hub_names import hub_name
 from confed.models.inputs import picture_fit, picture_side
@@ -21,7 +21,6 @@ from confed.models.variants import variant
 __all__ = ["WEIGHTS", "hub_name"]
 
 Base = Literal["fp32", "bf16", Quantised]  # number format of what does not learn
-Part = Literal["language", "connector", "vision"]  # parts of a model that finetuning applies to
 TINY = "tiny:"
 SOURCES = "a hub name owner/name, a folder, smolvlm_mini, or tiny:FAMILY"
 
@@ -64,45 +63,23 @@ def _hf(
     unknown = [part_name for part_name in parts if part_name not in get_args(Part)]
     if unknown or not parts:
         raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
-    _check_device_map(device_map, base, trainable, peft)
+    _check_what_learns(base, device_map, trainable, peft)
     body = base_model(source, revision, seed, torch.float32 if base == "fp32" else torch.bfloat16)
     if base in ("int8", "nf4"):
-        if trainable in ("all", "top") or peft.reset_base:
-            raise ValueError(
-                f"model.base = {base!r} holds weights that cannot learn; set model.trainable to 'lora', 'ia3', "
-                f"'adapters' or 'bias' without model.peft.reset_base, got {trainable!r}"
-            )
         quantise(body, body.get_decoder(), base)
-    model = HuggingFaceVLM(body, _tokenizer((), (), source, revision, max_length), checkpointing)
+    model = HuggingFaceVLM(body, _tokenizer((), (), source, revision, max_length), checkpointing, parts)
     model.device_map, model.exact = device_map, attention == "exact"
     model.mixed = base != "fp32"
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = base == "nf4", base == "int8"
-    finetune(model, trainable, peft, model.places(tuple(parts)), torch.Generator().manual_seed(seed))
-    if "text" in model.prompts:
-        prompt: Any = model.prompts["text"]
-        model.learned_tokens = LearnedTokens(prompt, body.get_input_embeddings())
-    _restrict(model, parts, base)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(f"model.trainable = {trainable!r} finds nothing to learn in {source!r}: {', '.join(parts)}")
     return model
 
 
-def _restrict(model: HuggingFaceVLM, parts: Sequence[Part], base: Base) -> None:
-    """Takes what is outside of some parts out of what learns; what learns is of single precision."""
-    language, vision = f"{model.part('language')}.", f"{model.part('vision')}."
-    for name, parameter in model.named_parameters():
-        of_part: Part = "connector"
-        if name.startswith((language, "prompts.")) or model.is_head(name):
-            of_part = "language"
-        elif name.startswith(vision):
-            of_part = "vision"
-        if of_part not in parts:
-            parameter.requires_grad_(False)
-        if parameter.requires_grad and base != "fp32":
-            parameter.data = parameter.data.float()
-
-
-def _check_device_map(device_map: str, base: str, trainable: str, peft: Finetuning) -> None:
+def _check_what_learns(base: Base, device_map: str, trainable: str, peft: Finetuning) -> None:
+    if base in get_args(Quantised) and (trainable in ("all", "top") or peft.reset_base):
+        raise ValueError(
+            f"model.base = {base!r} holds weights that cannot learn; set model.trainable to 'lora', 'ia3', "
+            f"'adapters' or 'bias' without model.peft.reset_base, got {trainable!r}"
+        )
     if device_map == "auto" and base in get_args(Quantised):
         raise ValueError(f"model.device_map = 'auto' needs model.base 'bf16' or 'fp32', got {base!r}")
     if device_map == "auto" and (trainable != "lora" or peft.reset_base):

@@ -50,8 +50,7 @@ from confed.models.hf.candidates import (
     tree_likelihoods,
     tree_states,
 )
-from confed.models.hf.placeholder import TEXT_INPUTS, Placeholder, typed_inputs
-from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.prompts import TEXT_INPUTS, ChatTokenizer, Placeholder, typed_inputs
 from confed.models.inputs import needed
 
 
@@ -96,6 +95,7 @@ class LearnedTokens(nn.Module):
 # Quantised frozen weights of a language part ------------------------------------------------------------------
 
 _BLOCK = 64  # values that share a scale; on CPUs the library's 0.50 gives wrong weights where a block spans two rows
+Part = Literal["language", "connector", "vision"]  # parts of a model that finetuning applies to
 Quantised = Literal["int8", "nf4"]
 """8 bits with a scale per row and outliers in bf16, or 4 bits with a scale per 64 values."""
 
@@ -284,6 +284,8 @@ class TransformersAdapter(Finetunable):
     """A library's model by its parts."""
 
     body: Any
+    parts: Sequence[Part]  # of which something may learn
+    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
     published_prefix = "body."
 
     @property
@@ -297,7 +299,7 @@ class TransformersAdapter(Finetunable):
         wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
         return next(module_name for module_name, module in self.named_modules() if module is wanted)
 
-    def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
+    def places(self) -> Places:
         """What can be finetuned: linear layers, the decoder's blocks as places of adapters, tokens before prompts."""
         language, vision = self.part("language"), self.part("vision")
         names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
@@ -313,13 +315,31 @@ class TransformersAdapter(Finetunable):
         return Places(
             heads=(),
             top=(f"{language}.layers.{len(layers) - 1}.",),
-            hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
-            reduction=reduction,
-            lora=tuple(chain.from_iterable(layers_of_part[part_name] for part_name in parts)),
+            hosts=[Host(layer, width) for layer in layers] if "language" in self.parts else [],
+            lora=tuple(chain.from_iterable(layers_of_part[name] for name in self.parts)),
             ia3=tuple(n for n in layers_of_part["language"] if n.endswith((".k_proj", ".v_proj"))),
             ia3_inputs=tuple(n for n in layers_of_part["language"] if n.endswith((".down_proj", ".fc2"))),
-            prompts={"text": width} if "language" in parts else {},
+            prompts={"text": width} if "language" in self.parts else {},
+            finetuned=self.keep_to_parts,
         )
+
+    def keep_to_parts(self) -> None:
+        """Takes what is outside of its parts out of what learns; beside a base of bf16 what learns is fp32."""
+        language, vision = f"{self.part('language')}.", f"{self.part('vision')}."
+        for name, parameter in self.named_parameters():
+            of_part: Part = "connector"
+            if name.startswith((language, "prompts.")) or self.is_head(name):
+                of_part = "language"
+            elif name.startswith(vision):
+                of_part = "vision"
+            if of_part not in self.parts:
+                parameter.requires_grad_(False)
+            if parameter.requires_grad and self.mixed:
+                parameter.data = parameter.data.float()
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError(
+                f"model.trainable finds nothing to learn in model.parts = {list(self.parts)}: try 'lora' or 'adapters'"
+            )
 
     def is_head(self, name: str) -> bool:
         """Whether a parameter is the output layer's, which turns states into scores of tokens."""
@@ -500,16 +520,22 @@ class HuggingFaceVLM(TransformersAdapter):
 
     writes = "answers"
     converses = True
-    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
     is_loaded_in_4bit = False  # whether linear layers are quantised to 4 bits; the library peft asks
     is_loaded_in_8bit = False  # whether they are quantised to 8 bits
     # "auto" for a base that is spread over the GPUs that there are, "one" for one device
     device_map: Literal["one", "auto"] = "one"
     exact: bool = True  # whether passes on a GPU repeat to the bit
 
-    def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        tokenizer: ChatTokenizer,
+        checkpointing: bool = False,
+        parts: Sequence[Part] = ("language",),
+    ) -> None:
         super().__init__()
         self.body: Any = body
+        self.parts = parts
         self.tokenizer, self.pictures = tokenizer, Pictures(tokenizer.placeholder)
         self.prompts, self.adapters = nn.ModuleDict(), AdapterBank((), 1)
         self._candidates: Tensor | None = None
@@ -536,6 +562,11 @@ class HuggingFaceVLM(TransformersAdapter):
             self.to(device)
         else:
             self._main = spread(self, self.body, several)
+
+    def keep_to_parts(self) -> None:
+        if "text" in self.prompts:
+            self.learned_tokens = LearnedTokens(cast(Prompt, self.prompts["text"]), self.body.get_input_embeddings())
+        super().keep_to_parts()
 
     # Passes -------------------------------------------------------------------------------------------------------
 

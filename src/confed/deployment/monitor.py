@@ -1,0 +1,372 @@
+"""Monitoring of a running server or site: a read-only page, OpenMetrics, a health check, notices and JSON logs.
+
+Everything is drawn from the progress events of the process and, at a site, from its own journals. The page and the
+metrics need the token in the file ``page.token`` of the run folder or the private folder; ``/healthz`` needs none and
+says nothing but that the process answers. No request changes anything.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import smtplib
+import threading
+import time
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from email.message import EmailMessage
+from http.cookies import SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from confed.federation.checkpoint import write_atomically
+from confed.results.folder import read_jsonl
+from confed.system import format as formats
+from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates
+
+TOKEN = "page.token"
+KEPT = 50  # news that a page shows
+
+
+class RunStatus:
+    """Status of a federation as one process sees it, from its progress events.
+
+    Attributes:
+        site: whose process this is; empty for the server.
+    """
+
+    def __init__(self, title: str, site: str = "", private: Path | None = None) -> None:
+        self.title, self.site, self._private = title, site, private
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._progress = RunProgress(0, 0, "starting", "")
+        self._first: tuple[int, float] | None = None  # the first round that was seen to end, and when
+        self._sites: dict[str, dict[str, Any]] = {}
+        self._losses: dict[int, float] = {}
+        self._epsilon: float | None = None
+        self._news: deque[dict[str, str]] = deque(maxlen=KEPT)
+
+    def __call__(self, event: Event) -> None:
+        """Record of one event."""
+        with self._lock:
+            if isinstance(event, SiteStates):
+                self._sites = {name: asdict(status) for name, status in event.sites.items()}
+            elif isinstance(event, Note | Caution):
+                self._news.appendleft({"time": _now(), "level": _level(event), "text": event.text})
+            elif isinstance(event, RunProgress):
+                self._note_round(event)
+
+    def _note_round(self, event: RunProgress) -> None:
+        self._progress = event
+        self._epsilon = self._epsilon if event.epsilon is None else event.epsilon
+        if event.loss is not None:
+            self._losses[event.round] = event.loss
+            self._first = self._first or (event.round, time.monotonic())
+
+    def seconds_left(self) -> float | None:
+        """Seconds to the last round at the pace so far; None before two rounds have ended."""
+        if self._first is None or self._progress.round <= self._first[0]:
+            return None
+        pace = (time.monotonic() - self._first[1]) / (self._progress.round - self._first[0])
+        return pace * (self._progress.rounds - self._progress.round)
+
+    def content(self) -> dict[str, Any]:
+        """All that the page shows, as JSON."""
+        with self._lock:
+            progress = self._progress
+            shown: dict[str, Any] = {
+                "title": self.title, "site": self.site, "time": _now(), "round": progress.round,
+                "rounds": progress.rounds, "stage": progress.stage, "text": progress.text,
+                "seconds": time.monotonic() - self._began, "seconds_left": self.seconds_left(),
+                "losses": dict(self._losses), "epsilon": self._epsilon, "sites": dict(self._sites),
+                "news": list(self._news),
+            }  # fmt: skip
+        if self._private is not None:
+            shown |= departures(self._private)
+        return shown
+
+
+def departures(private: Path, day: str = "") -> dict[str, Any]:
+    """What left a site on a day, in plain words, and what its updates have cost, from its journals."""
+    day = day or time.strftime("%Y-%m-%d")
+    asked: dict[str, str] = {}
+    count, sizes = Counter[str](), Counter[str]()
+    for line in read_jsonl(private / "audit.jsonl"):
+        if line.get("way") == "in":
+            asked[str(line.get("id"))] = str(line.get("action"))
+        elif time.strftime("%Y-%m-%d", time.localtime(line["time"])) == day:
+            kind = "refusal" if line.get("error") else _KINDS.get(asked.get(str(line.get("id")), ""), "other message")
+            count[kind] += 1
+            sizes[kind] += int(line["bytes"])
+    left = [f"{formats.counted(count[kind], kind)} ({formats.size(sizes[kind])})" for kind in sorted(count)]
+    costs = read_jsonl(private / "privacy.jsonl")
+    spent = next((line["epsilon"] for line in reversed(costs) if line.get("noise")), None)
+    bare = any(not line.get("noise") for line in costs)
+    return {
+        "left_today": f"Today left this site: {', '.join(left) if left else 'nothing'}.",
+        "epsilon": None if bare else spent,
+        "bytes_today": sum(sizes.values()),
+    }
+
+
+_KINDS = {"fit": "model update", "evaluate": "evaluation", "hello": "greeting", "goodbye": "farewell"}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _level(event: Event) -> str:
+    return "warning" if isinstance(event, Caution) else "info"
+
+
+# OpenMetrics ------------------------------------------------------------------------------------------------------
+
+
+def openmetrics(content: Mapping[str, Any]) -> bytes:
+    """A status in the text format of OpenMetrics; a ValueError without the library ``prometheus-client``."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge
+        from prometheus_client.openmetrics.exposition import generate_latest
+    except ImportError as error:
+        raise ValueError("metrics need the library prometheus-client: pip install '.[watch]'") from error
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, values: Mapping[tuple[str, ...], float | None], *labels: str) -> None:
+        known = {key: value for key, value in values.items() if value is not None}
+        if known:
+            family = Gauge(f"confed_{name}", text, labels, registry=registry)
+            for key, value in known.items():
+                (family.labels(*key) if labels else family).set(value)
+
+    losses, sites = content["losses"], content["sites"]
+    gauge("round", "Last finished round", {(): content["round"]})
+    gauge("rounds", "Rounds of the run", {(): content["rounds"]})
+    gauge("loss", "Mean training loss of the last round", {(): losses[max(losses)] if losses else None})
+    gauge("epsilon", "Largest privacy cost of updates so far", {(): content["epsilon"]})
+    gauge("seconds_left", "Seconds to the last round at the pace so far", {(): content["seconds_left"]})
+    gauge("bytes_today", "Bytes that left this site today", {(): content.get("bytes_today")})
+    connected = {(name,): float(status["state"] != "away") for name, status in sites.items()}
+    gauge("site_connected", "Whether a site is connected", connected, "site")
+    for way, text in (("up", "received from"), ("down", "sent to")):
+        sizes = {(name,): status[way] for name, status in sites.items()}
+        gauge(f"site_{way}_bytes", f"Bytes {text} a site", sizes, "site")
+    return generate_latest(registry)
+
+
+# The page ---------------------------------------------------------------------------------------------------------
+
+
+def page_token(folder: Path) -> str:
+    """The token of a folder's page, made once, readable by its owner only."""
+    path = folder / TOKEN
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, secrets.token_urlsafe(24).encode(), sync=True, mode=0o600)
+    return path.read_text(encoding="utf-8").strip()
+
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """GET of the page, the status and the metrics, for who has the token."""
+
+    timeout = 10
+    server_version, sys_version = "confed", ""
+
+    @property
+    def _page(self) -> "_PageServer":
+        return cast("_PageServer", self.server)
+
+    def do_GET(self) -> None:
+        """One answer; the token comes in the address once, then in a cookie or as a bearer."""
+        address = urlsplit(self.path)
+        if address.path == "/healthz":
+            self._send(200, b"ok\n", "text/plain")
+        elif not self._known(parse_qs(address.query)):
+            self._send(403, b"the token is missing or wrong: it is in the file page.token\n", "text/plain")
+        elif address.path == "/":
+            self._send(200, files("confed.deployment.templates").joinpath("monitor.html").read_bytes(), "text/html")
+        elif address.path == "/status.json":
+            self._send(200, json.dumps(self._page.status.content()).encode(), "application/json")
+        elif address.path == "/metrics":
+            self._send_metrics()
+        else:
+            self._send(404, b"not found\n", "text/plain")
+
+    def _known(self, query: Mapping[str, list[str]]) -> bool:
+        cookie = SimpleCookie(self.headers.get("Cookie", "")).get("confed")
+        given = [*query.get("token", []), self.headers.get("Authorization", "").removeprefix("Bearer ")]
+        given += [] if cookie is None else [cookie.value]
+        return any(hmac.compare_digest(text.encode(), self._page.token.encode()) for text in given)
+
+    def _send_metrics(self) -> None:
+        try:
+            text = openmetrics(self._page.status.content())
+        except ValueError as error:
+            return self._send(501, f"{error}\n".encode(), "text/plain")
+        return self._send(200, text, "application/openmetrics-text; version=1.0.0")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        if status == 200 and "token=" in self.path:
+            self.send_header("Set-Cookie", f"confed={self._page.token}; HttpOnly; SameSite=Strict")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: addresses hold the token."""
+
+
+class _PageServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], status: RunStatus, token: str) -> None:
+        self.status, self.token = status, token
+        super().__init__(address, _Pages)
+
+
+@contextmanager
+def page_served(status: RunStatus, folder: Path, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+    """Address of a page that is served within the ``with`` block; a taken port is a ValueError."""
+    token = page_token(folder)
+    try:
+        server = _PageServer((host, port), status, token)
+    except OSError as error:
+        raise ValueError(f"--page: cannot listen on {host}:{port}: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_address[1]}/?token={token}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+# Notices and logs -------------------------------------------------------------------------------------------------
+
+
+class Notices:
+    """Notices by webhook or e-mail when a site falls out or returns, and when a run ends.
+
+    A webhook (``https://...``) gets ``{"text": ...}`` by POST; ``smtp://USER@HOST:PORT/RECIPIENT`` sends an e-mail,
+    with the password of the environment variable CONFED_SMTP_PASSWORD over STARTTLS where there is a user.
+    """
+
+    def __init__(self, address: str, title: str, failed: Callable[[str], None]) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https", "smtp") or not parts.hostname:
+            raise ValueError(f"--notify must be https://... or smtp://USER@HOST:PORT/RECIPIENT, got {address!r}")
+        self._address, self._parts, self._title, self._failed = address, parts, title, failed
+        self._connected: dict[str, bool] = {}
+        self._threads: list[threading.Thread] = []
+
+    def __call__(self, event: Event) -> None:
+        """Notice about one event, sent in the background; what cannot be sent is reported and costs nothing."""
+        if isinstance(event, SiteStates):
+            for name, status in event.sites.items():
+                connected, before = status.state != "away", self._connected.get(name)
+                self._connected[name] = connected
+                if before is not None and connected != before:
+                    self._begin(f"site {name} " + ("is back" if connected else f"fell out {status.note}".strip()))
+        elif isinstance(event, RunProgress) and event.stage == "done":
+            self._begin(event.text)
+
+    def close(self) -> None:
+        """Wait of a few seconds for notices on their way."""
+        for thread in self._threads:
+            thread.join(10)
+
+    def _begin(self, text: str) -> None:
+        thread = threading.Thread(target=self._send, args=(f"{self._title}: {text}",), daemon=True)
+        self._threads = [*(alive for alive in self._threads if alive.is_alive()), thread]
+        thread.start()
+
+    def _send(self, text: str) -> None:
+        try:
+            if self._parts.scheme == "smtp":
+                self._mail(text)
+            else:
+                body = json.dumps({"text": text}).encode()
+                request = urllib.request.Request(self._address, body, {"Content-Type": "application/json"})
+                urllib.request.urlopen(request, timeout=10).close()
+        except (OSError, smtplib.SMTPException) as error:
+            self._failed(f"a notice could not be sent: {type(error).__name__}")
+
+    def _mail(self, text: str) -> None:
+        message = EmailMessage()
+        message["Subject"], message["To"] = text[:100], self._parts.path.lstrip("/")
+        message["From"] = self._parts.username or message["To"]
+        message.set_content(text)
+        with smtplib.SMTP(self._parts.hostname or "", self._parts.port or 25, timeout=10) as server:
+            if self._parts.username:
+                server.starttls()
+                server.login(self._parts.username, os.environ.get("CONFED_SMTP_PASSWORD", ""))
+            server.send_message(message)
+
+
+def log_line(event: Event) -> str | None:
+    """An event as a line of JSON with time and level; None for what is no message."""
+    if not isinstance(event, Note | Caution | RunProgress):
+        return None
+    entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "level": _level(event), "text": event.text}
+    if isinstance(event, RunProgress):
+        entry |= {"round": event.round, "rounds": event.rounds, "stage": event.stage, "loss": event.loss}
+    return json.dumps(entry)
+
+
+@contextmanager
+def monitored(
+    progress: Progress,
+    folder: Path,
+    title: str,
+    *,
+    site: str = "",
+    page: int | None = None,
+    notify: str | None = None,
+    log: Path | None = None,
+) -> Iterator[Progress]:
+    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for."""
+    listeners: list[Progress] = [progress]
+    with ExitStack() as opened:
+        if log is not None:
+            lines = opened.enter_context(log.open("a", encoding="utf-8", buffering=1))
+            listeners.append(lambda event: _write_line(lines, event))
+        if notify is not None:
+            notices = Notices(notify, title, lambda text: progress(Caution(text)))
+            opened.callback(notices.close)
+            listeners.append(notices)
+        if page is not None:
+            status = RunStatus(title, site, folder if site else None)
+            listeners.append(status)
+            address = opened.enter_context(page_served(status, folder, page))
+            progress(Note(f"page: {address}"))
+
+        def tell(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        yield tell
+
+
+def _write_line(lines: Any, event: Event) -> None:
+    if (text := log_line(event)) is not None:
+        lines.write(f"{text}\n")

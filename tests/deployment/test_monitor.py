@@ -1,0 +1,170 @@
+"""Page, metrics, notices and logs of a running server or site."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from confed.deployment.monitor import TOKEN, RunStatus, departures, log_line, monitored, openmetrics, page_served
+from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, StepProgress
+
+SITES = SiteStates({"north": SiteStatus("fit", "", 7, 9), "south <b>": SiteStatus("away", "timed out", 1, 2)})
+
+
+def course() -> list[Event]:
+    """Events of three rounds."""
+    rounds = [RunProgress(n, 10, "training", f"loss {4 / n}", loss=4 / n, epsilon=n / 2) for n in (1, 2, 3)]
+    return [SITES, Note("listening"), *rounds, Caution("client 'south' left out of round 3")]
+
+
+def get(address: str, **headers: str) -> tuple[int, str, str]:
+    """Status, content and cookie of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode(), str(answer.headers["Set-Cookie"] or "")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(), ""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[str]:
+    status = RunStatus("clinics, fedp3")
+    for event in course():
+        status(event)
+    with page_served(status, tmp_path, 0) as address:
+        yield address
+
+
+def test_a_page_shows_who_is_here_and_how_far_the_run_is(page: str, tmp_path: Path) -> None:
+    base = f"http://{urlsplit(page).netloc}"
+    status, text, cookie = get(page)
+    assert status == 200
+    assert "<table>" in text
+    assert "HttpOnly" in cookie
+    _, told, _ = get(f"{base}/status.json", Cookie=cookie.partition(";")[0])
+    shown = json.loads(told)
+    assert (shown["round"], shown["rounds"], shown["epsilon"]) == (3, 10, 1.5)
+    assert shown["losses"] == {"1": 4.0, "2": 2.0, "3": 4 / 3}
+    assert shown["sites"]["south <b>"] == {"state": "away", "note": "timed out", "up": 1, "down": 2}
+    assert [line["level"] for line in shown["news"]] == ["warning", "info"]
+    assert shown["seconds_left"] >= 0
+    assert (tmp_path / TOKEN).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("path", ["", "status.json", "metrics", "status.json?token=wrong"])
+def test_nothing_is_shown_without_the_token(page: str, path: str) -> None:
+    base = f"http://{urlsplit(page).netloc}/"
+    assert get(base + path)[0] == 403
+    assert get(f"{base}healthz")[:2] == (200, "ok\n")
+    request = urllib.request.Request(base, b"x", method="POST")
+    with pytest.raises(urllib.error.HTTPError, match="501"):
+        urllib.request.urlopen(request, timeout=10)
+
+
+def test_metrics_are_openmetrics_with_figures_that_are_known(page: str) -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    token = page.partition("token=")[2]
+    status, text, _ = get(f"http://{urlsplit(page).netloc}/metrics", Authorization=f"Bearer {token}")
+    assert status == 200
+    families = parser.text_string_to_metric_families(text)
+    values = {(s.name, s.labels.get("site", "")): s.value for family in families for s in family.samples}
+    assert values[("confed_round", "")] == 3
+    assert values[("confed_loss", "")] == pytest.approx(4 / 3)
+    assert values[("confed_site_connected", "north")] == 1
+    assert values[("confed_site_connected", "south <b>")] == 0
+    assert values[("confed_site_down_bytes", "north")] == 9
+    assert ("confed_bytes_today", "") not in values
+    assert b"confed_loss" not in openmetrics(RunStatus("before the first round").content())
+
+
+def test_a_site_is_told_what_left_it_today(tmp_path: Path) -> None:
+    now = time.time()
+    rows: list[dict[str, object]] = []
+    for number, (action, size, when) in enumerate([("fit", 10**6, 0), ("fit", 10**6, 0), ("fit", 5, 2 * 86400)]):
+        rows.append({"time": now - when, "way": "in", "id": str(number), "action": action, "bytes": 3})
+        rows.append({"time": now - when, "way": "out", "id": str(number), "error": None, "bytes": size})
+    rows.append({"time": now, "way": "out", "id": "9", "error": "Refused: hours", "bytes": 60})
+    (tmp_path / "audit.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = departures(tmp_path)
+    assert told["left_today"] == "Today left this site: 2 model updates (2.00 MB), 1 refusal (60 B)."
+    assert told["bytes_today"] == 2 * 10**6 + 60
+    assert departures(tmp_path / "new")["left_today"] == "Today left this site: nothing."
+    (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n')
+    assert departures(tmp_path)["epsilon"] == 3.5
+    (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n{"noise": 0.0, "epsilon": null}\n')
+    assert departures(tmp_path)["epsilon"] is None
+
+
+class _Hook(BaseHTTPRequestHandler):
+    received: list[str]
+
+    def do_POST(self) -> None:
+        self.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[str]]]:
+    received: list[str] = []
+    server = HTTPServer(("127.0.0.1", 0), type("Hook", (_Hook,), {"received": received}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/hook", received
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_notice_is_sent_when_a_site_falls_out(hook: tuple[str, list[str]], tmp_path: Path) -> None:
+    address, received = hook
+    events: list[Event] = []
+    with monitored(events.append, tmp_path, "clinics", notify=address, log=tmp_path / "log.jsonl") as progress:
+        for state in ("idle", "fit", "away", "away", "idle"):
+            progress(SiteStates({"north": SiteStatus(state)}))
+        progress(RunProgress(2, 2, "done", "done"))
+    assert sorted(received) == ["clinics: done", "clinics: site north fell out", "clinics: site north is back"]
+    assert len(events) == 6
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert json.loads(line).items() >= {"level": "info", "text": "done", "round": 2}.items()
+
+
+def test_a_notice_that_cannot_be_sent_costs_nothing(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with monitored(events.append, tmp_path, "x", notify="http://127.0.0.1:9/") as progress:
+        progress(RunProgress(2, 2, "done", "done"))
+    assert events[-1] == Caution("a notice could not be sent: URLError")
+
+
+def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:
+    status = RunStatus("x")
+    with page_served(status, tmp_path, 0) as address:
+        port = urlsplit(address).port
+        second = page_served(status, tmp_path, port or 0)
+        with pytest.raises(ValueError, match=rf"--page: cannot listen on 127.0.0.1:{port}"), second:
+            pass
+    with pytest.raises(ValueError, match="--notify must be https"), monitored(print, tmp_path, "x", notify="mail me"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("event", "level"), [(Note("a"), "info"), (Caution("b"), "warning"), (RunProgress(1, 2, "training", "c"), "info")]
+)
+def test_a_message_is_a_line_of_json_with_time_and_level(event: Event, level: str) -> None:
+    line = json.loads(log_line(event) or "")
+    assert line["level"] == level
+    assert time.strptime(line["time"], "%Y-%m-%dT%H:%M:%S%z")
+
+
+def test_what_is_no_message_is_no_line() -> None:
+    assert log_line(SITES) is None
+    assert log_line(StepProgress("x", 1, 2)) is None
