@@ -32,7 +32,7 @@ from confed.results.settings import flat
 from confed.results.summary import Summary
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import MEANS, TABLE, stated
-from confed.studies.study import load_rows, points_of_models, recipes_of
+from confed.studies.study import Grid, points_of_models
 from confed.studies.tuned import read_tuned
 
 DOCS = Path(__file__).parent
@@ -196,9 +196,9 @@ def recipe_of(command: Command) -> tuple[Recipe, int]:
     named = [row for row in methods.split(",") if row not in ("", "all")]
     rows = ",".join(dict.fromkeys([*named, *recipe.table, *recipe.methods, *recipe.overrides])) or "all"
     if models:
-        point = points_of_models(recipe, [command.model])
-        return recipes_of(name, words, point, rows, headline, values)[command.model][0], seeds
-    return load_rows(name, words, rows, headline, values)[0], seeds
+        grid = Grid(name, words, rows, headline, values, points=points_of_models(recipe, [command.model]))
+        return grid.recipes[command.model][0], seeds
+    return Grid(name, words, rows, headline, values).rows()[0], seeds
 
 
 def table(folder: Path, name: str, command: Command) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import Capture, Patch, confed, refusal
 from confed.results.runs import load
-from confed.studies.cluster import requeue
+from confed.studies.cells import requeue
 from repository import ROOT, SUPPORT
 
 RECIPE = """name = "tiny"

@@ -272,3 +272,17 @@ def test_help_texts_keep_what_stands_in_brackets(capfd: Capture, monkeypatch: Pa
     ):
         assert confed(verb, "--help") == 0
         assert text in " ".join(capfd.readouterr().out.replace("│", " ").split())
+
+
+def test_compare_adds_methods_to_a_study_of_run(tmp_path: Path, capfd: Capture):
+    folder = tmp_path / "study"
+    few = (*TINY, "run.rounds=1", "run.gallery=0", "run.evaluate_every=0", "data.preset=quantity", "data.clients=2")
+    assert confed("run", *few, "--methods", "local,fedbn", "--out", folder) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith("without FedBN: FedBN keeps")  # said before the others begin, and again at the end
+    assert "without fedbn/seed-0: FedBN keeps" in out
+    before = (folder / "local/seed-0/summary.json").stat().st_mtime_ns
+    assert confed("compare", *few, "--methods", "fedavg", "--workers", "1", "--out", folder) == 0
+    assert (folder / "local/seed-0/summary.json").stat().st_mtime_ns == before
+    assert (folder / "fedavg/seed-0/summary.json").is_file()
+    assert (folder / "compare.md").is_file()

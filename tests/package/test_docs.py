@@ -57,7 +57,7 @@ def test_named_files_exist(page: Path) -> None:
     places += (ROOT / "benchmarks",)
     for span in spans(page):
         if re.fullmatch(r"[\w./-]+\.(py|toml|md|txt|svg)", span) and Path(span).name not in EXAMPLES:
-            own = {"recipe.toml", "begun.toml", "mine.toml"}  # two of a run folder, and the reader's
+            own = {"recipe.toml", "begun.toml", "mine.toml", "policy.toml"}  # of a run folder, a site, and the reader's
             assert span in own or any((place / span).exists() for place in places), span
         if re.fullmatch(r"(src|tests|docs|scripts|benchmarks)/[\w./-]*", span):
             assert (ROOT / span).exists(), span

@@ -13,7 +13,7 @@ from confed.deployment.provision import Federation
 from confed.models.hub_names import hub_name
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.sweep import read_sweep
-from confed.studies.cluster import Options, script_of
+from confed.studies.cells import BatchOptions, script_of
 from confed.studies.study import free_folder, open_study, parse_axis, points_of, read_study
 from tiny_runs import TINY
 
@@ -86,11 +86,11 @@ def test_a_site_is_no_device_of_windows(site: str) -> None:
 def test_a_job_script_has_no_line_of_a_folders_name(tmp_path: Path, monkeypatch: Patch) -> None:
     for name in ("a\ntouch stolen\n", 'a" --wrap="touch stolen'):
         with refused("a job script needs folders without"):
-            script_of(tmp_path / name, [1], Options())
+            script_of(tmp_path / name, [1], BatchOptions())
     strange = tmp_path / "my run; touch $(stolen) `x`:1"
     strange.mkdir()
     monkeypatch.chdir(strange)
-    script = script_of(strange, [1], Options())
+    script = script_of(strange, [1], BatchOptions())
     assert 'job-name="confed-my run_ touch __stolen_ _x__1"' in script
     done = subprocess.run(["bash", "-c", script], env={**os.environ, "CONFED": "echo"}, capture_output=True, check=True)
     assert str(strange) in done.stdout.decode()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Patch, refused
-from confed.studies.cluster import Options, array_index, parse_options, parse_time, ranges, script_of, write_script
+from confed.studies.cells import BatchOptions, array_index, parse_options, parse_time, ranges, script_of, write_script
 
 
 def test_options_of_slurm_are_passed_on() -> None:
@@ -17,7 +17,7 @@ def test_options_of_slurm_are_passed_on() -> None:
         "--partition=gpu", "--gres=gpu:1", "--exclusive", "--nodelist=a,b", "--time=1-02", "-p x",
     )  # fmt: skip
     assert (found.throttle, found.lead, found.seconds, found.grace) == ("%5", 60, 26 * 3600, 45)
-    assert parse_options([]) == Options()
+    assert parse_options([]) == BatchOptions()
     assert parse_options(['comment="a b",partition=gpu']).lines == ('--comment="a b"', "--partition=gpu")  # quoted
 
 

@@ -253,6 +253,11 @@ class FedLoRA(FisherWeighted):
         return super().unsupported_reason(protection)
 
     @property
+    def updates_compressible(self) -> bool:
+        """Not where rounds add to the weights and factors are sent whole, of other shapes than what was received."""
+        return self.aggregation != "stack" and super().updates_compressible
+
+    @property
     def _adds(self) -> bool:
         """Whether rounds add to the weights beside the factors."""
         return self.aggregation in ("stack", "residual")

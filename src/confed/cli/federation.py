@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -53,8 +54,8 @@ Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or 
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
 Trained = Annotated[str, typer.Option(help="What to train.")]
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
-Page = Annotated[int | None, typer.Option(help="Port here of a read-only page, /metrics and /healthz.")]
-Notify = Annotated[str | None, typer.Option(help="Notices to https://... or smtp://USER@HOST:PORT/TO.")]
+Page = Annotated[int | None, typer.Option(help="Port of a page, /metrics and /healthz, here.")]
+Notify = Annotated[str | None, typer.Option(help="Notices: https://... or smtp://USER@HOST/TO.")]
 Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
 
 
@@ -124,7 +125,7 @@ def client(
     key: SiteKey = Path("key"),
     members: Annotated[
         Path | None,
-        typer.Option(help="For secure aggregation: sites and keys. [default: sites.json beside --key]"),
+        typer.Option(help="For secure sums. [default: sites.json beside --key]"),
     ] = None,
     private: Private = Path("private"),
     data: SiteData = None,
@@ -138,20 +139,17 @@ def client(
     evaluations: Annotated[
         str | None,
         typer.Option(
-            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact, one "
-            "per round, until --epsilon is spent]"
+            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact]"
         ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="What may be asked of this site. [default: ./policy.toml]")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
-    patience: Annotated[float, typer.Option(help="With --once: seconds without a server.")] = 3600.0,
-    checkpoint: Annotated[
-        float, typer.Option(min=0.0, help="Seconds of training that a kill costs at most; 0: all.")
-    ] = 60.0,
+    patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
+    checkpoint: Annotated[float, typer.Option(help="Most seconds of work that a kill costs.")] = 60.0,
     engine: Chosen = Engine.flower,
-    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder, for --ca and --key.")] = Path("."),
+    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
     page: Page = None,
@@ -417,6 +415,36 @@ def renew(
 
     renew_server(folder.resolve(), authority, host, days)
     say(f"made {escape(str(folder / 'server.crt'))}, valid for {days} days")
+
+
+@federation_app.command("audit")
+def audit(
+    state: Annotated[Path, typer.Argument(help="The server's run folder.")],
+    private: Annotated[list[Path] | None, typer.Argument(help="Private folders of sites, where at hand.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify the server's signatures under all sites' journals, and the journals where they are at hand."""
+    from confed.deployment.audit import audit as examine
+
+    lines = examine(state, private or [])
+    if as_json:
+        print_json([asdict(line) for line in lines])
+    for line in lines if not as_json else ():
+        here = "" if line.here is None else f", {line.here} here"
+        say(escape(f"{line.site}: {line.journal}: {line.signed} entries signed{here}: {line.verdict}"))
+    if not all(line.sound for line in lines):
+        raise typer.Exit(FAILED)
+
+
+@federation_app.command("erase")
+def erase(
+    state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")], site: SiteName
+) -> None:
+    """Remove what a server's run folder holds of one site alone, and say what is left of it."""
+    from confed.deployment.audit import erase as remove
+
+    for sentence in remove(state, site):
+        say(escape(f"left: {sentence}"))
 
 
 def _tell_signed(folders: list[Path]) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from confed.report.tables.table import Table
     from confed.results.sweep import Sweep
     from confed.runs.plan import RunPlan
-    from confed.studies.cluster import Options
+    from confed.studies.cells import BatchOptions
     from confed.studies.runner import Outcome
     from confed.studies.study import Grid, Job, StudyFolder
     from confed.studies.tuned import Tuned as TunedRow
@@ -95,10 +95,10 @@ class Cluster:
     slurm: list[str] | None = None
     submit: bool = False
     before: list[str] | None = None
-    options: "Options" = field(init=False)
+    options: "BatchOptions" = field(init=False)
 
     def __post_init__(self) -> None:
-        from confed.studies.cluster import parse_options
+        from confed.studies.cells import parse_options
 
         if self.on not in ("", "slurm", "script", "ray"):
             raise ValueError(f"--on must be slurm, script or ray, got {self.on!r}")
@@ -491,8 +491,7 @@ def _refused(cell: str, why: str) -> None:
 
 def _distribute(root: Path, cluster: Cluster, as_json: bool) -> None:
     """Job script for the missing cells of a study or sweep, which are numbered; submitted if asked."""
-    from confed.studies.cells import number_cells, statuses
-    from confed.studies.cluster import ranges, script_of, submit, write_script
+    from confed.studies.cells import number_cells, ranges, script_of, statuses, submit, write_script
 
     cells = number_cells(root)
     for cell, why in cells.refused.items():
@@ -577,8 +576,7 @@ def compute_cell(study: Path, number: str, grace: float) -> None:
     """Execution or continuation of one run of a study or sweep: the cell of a number, or of this array task."""
     from confed.api.progress import Display
     from confed.federation.checkpoint import CorruptCheckpoint
-    from confed.studies.cells import find_cell
-    from confed.studies.cluster import array_index
+    from confed.studies.cells import array_index, find_cell
     from confed.studies.runner import complete, one_job
     from confed.system.events import Progress
 
@@ -659,7 +657,7 @@ def _saved(folder: Path) -> int:
 
 def _stopped(number: int, folder: Path, before: int, limit: bool) -> None:
     """What follows a stop: the task is queued again if it was the time limit, and some round was finished."""
-    from confed.studies.cluster import requeue
+    from confed.studies.cells import requeue
     from confed.studies.runner import leave_error
 
     now = _saved(folder)
@@ -688,7 +686,7 @@ def rows_of_study(recipe: "Recipe", title: str = "") -> "dict[str, Recipe]":
     return {", ".join(filter(None, (title, recipe.label(row)))): recipe.method(row) for row in rows}
 
 
-def show_grid_plan(grid: "Grid", workers: int | None, options: "Options", as_json: bool) -> None:
+def show_grid_plan(grid: "Grid", workers: int | None, options: "BatchOptions", as_json: bool) -> None:
     """Plan of a grid, in which a run that the swept setting does not concern is made once."""
     from confed.results.sweep import MODELS
     from confed.studies.study import differing
@@ -707,7 +705,7 @@ def show_grid_plan(grid: "Grid", workers: int | None, options: "Options", as_jso
 
 
 def show_plan(
-    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "Options | None", as_json: bool
+    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "BatchOptions | None", as_json: bool
 ) -> None:
     """Measures the runs and prints their plan."""
     from confed.runs.plan import plan_run
@@ -792,7 +790,7 @@ def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]
         print_line(escape(line))
 
 
-def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "Options") -> None:
+def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "BatchOptions") -> None:
     """Cells beside the time limit of their tasks: warnings where not even one round fits."""
     from confed.system.format import duration
 

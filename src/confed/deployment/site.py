@@ -23,11 +23,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import file_name
 from confed.federation.params import Params
 from confed.federation.state import ClientState
-<<<<<<< HEAD
 from confed.federation.step_checkpoints import EVERY
-from confed.privacy.evaluation_policy import EvaluationPolicy
-=======
->>>>>>> room-lead
 from confed.privacy.secure_sum.signatures import ListedKeys, PublicKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
@@ -206,13 +202,8 @@ def open_site(
 
     out, audit = run_data.dataset.unreadable, private / "audit.jsonl"
     return Site(
-<<<<<<< HEAD
-        setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
-        limit=limit, evaluations=policy, signer=signer, over=ended, final=final, checkpoint=checkpoint,
-=======
         setup, info, private, common=common_ground(recipe, run_data), audit=audit, progress=progress,
         limit=policy.client_epsilon, evaluations=policy.on_evaluations, guard=PolicyGuard(policy, audit),
-        signer=signer, over=ended, final=final,
->>>>>>> room-lead
+        signer=signer, over=ended, final=final, checkpoint=checkpoint,
         left_out={} if out is None else out.examples.get(client, {}),
     )  # fmt: skip

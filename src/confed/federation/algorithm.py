@@ -133,6 +133,11 @@ class Algorithm(Evaluation):
             f"@keeps_protections({protection!r}) above, and check_algorithm proves it"
         )
 
+    @property
+    def updates_compressible(self) -> bool:
+        """Whether replies to ``fit`` are new values of what was received, or changes, so that they may be rounded."""
+        return self.traits.updates_compressible
+
     def reports(self, action: str) -> Report:
         """Scalars that replies to an action may carry, with their ranges: servers refuse other replies."""
         return {"loss": LOSS}

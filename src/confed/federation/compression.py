@@ -198,7 +198,7 @@ def _unpacked(compression: Compression, packed: Tensor | None, like: Params) -> 
 
 def uncompressible_reason(algorithm: Algorithm) -> str:
     """Why updates of a method cannot be compressed, as the end of a sentence; "" where they can, or where none are."""
-    if algorithm.traits.in_sessions or not algorithm.traits.updates_compressible:
+    if algorithm.traits.in_sessions or not algorithm.updates_compressible:
         return "what its clients send is no update of what they received"
     if algorithm.secure_sum is not None:
         return "the sums of algorithm.secure_sum are of whole numbers of one scale, and would not stay exact"

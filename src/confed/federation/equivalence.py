@@ -118,6 +118,7 @@ HOOKS: Mapping[str, Row] = {
     "reports": _OUTSIDE,
     "search_space": _OUTSIDE,
     "effective_value": _OUTSIDE,
+    "updates_compressible": _OUTSIDE,
     "title": _OUTSIDE,
     "own_hooks": _OUTSIDE,
 }

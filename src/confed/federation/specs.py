@@ -39,6 +39,7 @@ class ModelSpec:
         label_graph: name of the submodule that is a graph of labels.
         temperature: what similarities are divided by to become logits.
         exact: whether a run of it repeats to the bit, on a GPU too.
+        published_prefix: what stands before the names of a published model's tensors in this one.
     """
 
     tokenizer: Callable[..., Any] | None = None
@@ -55,6 +56,7 @@ class ModelSpec:
     label_graph: str = ""
     temperature: float = 1.0
     exact: bool = True
+    published_prefix: str = ""
 
     @property
     def heads(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, Said
 from confed.data.intake.opening import PictureSource, read_picture
+from confed.federation.specs import model_spec, task_spec
 from confed.inference.finished_run import AnswerKind, FinishedRun, TrainedModel
 from confed.losses.label_states import UNKNOWN
 from confed.report.html import page
@@ -142,7 +143,7 @@ class Talk:
         run.load()
         self.model, self.turns = client or "global", tuple[Said, ...]()
         self._trained = run.model(client, shared=shared)
-        self._task, self._tokenizer = run.task(client), run.tokenizer
+        self._tokenizer: Any = self._trained.tokenizer
         side = self._trained.image_size
         self._count = len(pictures)
         shown = [self._trained.picture(picture) for picture in pictures]
@@ -157,7 +158,7 @@ class Talk:
         text, mask = self._tokenizer.padded([self._tokenizer.prompt(turns)])
         count = torch.tensor([self._count])
         batch = {"image": self._pictures, "image_count": count, "text": text, "text_mask": mask}
-        answer = self._task.texts(self._trained(batch))[0]
+        answer = self._trained.task.texts(self._trained(batch))[0]
         self.turns = (*turns, Said("assistant", (answer or "…",)))
         return answer
 
@@ -177,9 +178,10 @@ def _caption(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[st
     if height != width:
         raise ValueError(f"pictures must be square to be read here, the run's have {height} x {width} pixels")
     model: Any = trained.model
+    tokenizer: Any = trained.tokenizer
     with torch.inference_mode():
         tokens = model.write({"image": trained.picture(inputs.image[0])}, None)
-    return {"caption": run.tokenizer.decode(tokens)[0]}
+    return {"caption": tokenizer.decode(tokens)[0]}
 
 
 # Labels of a picture or a text --------------------------------------------------------------------------------
@@ -187,9 +189,9 @@ def _caption(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[st
 
 def _labels(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Labels by their probability, with those that are known told to the model; without, beside it."""
-    labels = trained.answers
+    labels, threshold = trained.answers, task_spec(trained.task).threshold
     states = known_labels(inputs.known, labels)
-    if states and not run.reads_states:
+    if states and not model_spec(run.workspace.model).reads_states:
         name = run.recipe.sections["model"]["name"]
         raise ValueError(f"the model {name!r} cannot be told known labels: leave them out")
     batch = _batch(trained, next(iter(inputs.image), None), inputs.text)
@@ -211,7 +213,7 @@ def _labels(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str
         entry: dict[str, Any] = {
             "label": labels[number],
             "probability": round(float(after[number]), 6),
-            "predicted": bool(after[number] >= run.threshold),
+            "predicted": bool(after[number] >= threshold),
         }
         if states:
             entry["alone"] = round(float(alone[number]), 6)
@@ -224,7 +226,7 @@ def _labels(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[str
         for label, present in states.items()
     ]
     answer = {
-        "run": f"{run.summary.label}, {run.recipe.name}", "threshold": run.threshold, "known": known_entries,
+        "run": f"{run.summary.label}, {run.recipe.name}", "threshold": threshold, "known": known_entries,
         "labels": entries[: inputs.top],
     }  # fmt: skip
     if tokens is not None:

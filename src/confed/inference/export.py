@@ -32,11 +32,9 @@ from confed.federation.specs import model_spec, task_spec
 from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
-from confed.models.caption_tokenizer import AnswerTokenizer, Pieces, WrittenWords
-from confed.models.finetuning import Finetunable, Finetuning
+from confed.models.finetuning import Finetuning
 from confed.models.hf import TINY, base_model
 from confed.models.hf.model import HuggingFaceVLM
-from confed.models.hf.prompts import ChatTokenizer
 from confed.models.pretrained import packaged, without_progress_bars
 from confed.recipes.recipe import Recipe
 from confed.registry import models
@@ -119,7 +117,7 @@ def readme(
     text += _elsewhere(name, parts, *plain, run=run, trained=trained)
     if trained.encoder is not None:
         return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"
-    if isinstance(run.tokenizer, ChatTokenizer):
+    if model_spec(trained.model).converses:
         return text
     return text + (
         f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped, as\n"
@@ -187,7 +185,7 @@ def _elsewhere(
         imports = "from peft import PeftModel\n"
         code = chat_code(run, model, "DIR/backbone", trained.image_size, imports)
         return f"With `transformers`, on the base model:\n\n{code}"
-    if plain is None and isinstance(run.tokenizer, ChatTokenizer):
+    if plain is None and model_spec(trained.model).converses:
         return "For `transformers` alone, `confed export RUN FOLDER --merged` writes the model as a whole.\n\n"
     if plain is None or ("trained" in parts and "adapter_model" in parts):
         return "No class of `transformers` is built like this network, so it needs confed.\n\n"
@@ -309,7 +307,7 @@ class _Export:
         made_here = self.source is not None and (packaged(self.source) or self.source.startswith(TINY))
         self.reachable = "DIR/base" if made_here else self.source  # by ``transformers`` alone
         self.hosted = type(self.model).__name__ in PLAIN
-        self.prefix: str = self.model.published_prefix if isinstance(self.model, Finetunable) else ""
+        self.prefix = model_spec(self.model).published_prefix
         # a network around the model looks at what the method added, which else is only there if a model has some of it.
         self.extended = bool(self.added) and run.network is not self.model
 
@@ -345,10 +343,10 @@ class _Export:
             if self.own_tokenizer
             else {
                 "max_length": tokenizer.max_length,
-                "chat": isinstance(tokenizer, ChatTokenizer),
-                "answers": isinstance(tokenizer, AnswerTokenizer),
-                "captions": isinstance(tokenizer, WrittenWords | Pieces),
-                "closing": tokenizer.closing if isinstance(tokenizer, AnswerTokenizer) else True,
+                "chat": tokenizer.form == "chat",
+                "answers": tokenizer.form in ("chat", "answers"),
+                "captions": tokenizer.form == "captions",
+                "closing": tokenizer.closing,
             },
             "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},
             "extended": self.extended,
@@ -447,7 +445,7 @@ class _Export:
             _json(directory / "config.json", self._config(None))
         self._write_towers(self.root, learning=False)
         self.run.tokenizer.save(directory)
-        if not self.own_tokenizer and not isinstance(self.run.tokenizer, ChatTokenizer):
+        if not self.own_tokenizer and not model_spec(self.model).converses:
             _tokenizer_settings(directory / "tokenizer_config.json")
 
     def _write_model(self, name: str, client: str | None, trained: TrainedModel) -> None:

@@ -54,12 +54,19 @@ class TrainedModel:
     tokenizer: Tokenizer  # what it reads questions with
     answers: tuple[str, ...]  # an answer's text by its label
     image_size: int  # pixels per side of the pictures that it was trained on
-    # the head that answers: "answers"; "nlvr2", which judges a statement about two pictures; "entailment", which
-    # judges one about a picture; "choice", which chooses among texts that come with the question
-    head: str = "answers"
+    task: Any  # what is asked of it
     # for a network that reads regions, what makes them from a picture, empty if unknown; else None
     encoder: str | None = None
     fit: Fit = "squeeze"  # how a picture becomes a square
+
+    @property
+    def head(self) -> str:
+        """The head that answers.
+
+        "answers"; "nlvr2", which judges a statement about two pictures; "entailment", which judges one about a picture;
+        "choice", which chooses among texts that come with the question.
+        """
+        return task_spec(self.task).head
 
     def __call__(self, batch: Batch) -> Output:
         """The network on a batch, without gradients; its docstring says what batches hold."""
@@ -226,7 +233,7 @@ class FinishedRun:
             run_data.tokenizer,
             run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
             self._image_size(data_client),
-            task_spec(task).head,
+            task,
             run_data.encoder if run_data.region_width else None,
             self.recipe.sections["data"].get("fit", "squeeze"),
         )
@@ -260,16 +267,6 @@ class FinishedRun:
         """What its models make of an example, as its task declares."""
         task = registered_tasks[self.recipe.sections["task"]["name"]]
         return _KINDS.get(task_spec(task).judges, "answers")
-
-    @property
-    def threshold(self) -> float:
-        """The probability from which on such a model predicts a label."""
-        return task_spec(self.setup.task).threshold
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether such a model can be told labels that are known."""
-        return model_spec(self.workspace.model).reads_states
 
     def task(self, client: str | None) -> Any:
         """What is asked of a client's model; of the global one, the recipe's task with all answers."""

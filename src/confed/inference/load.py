@@ -46,7 +46,6 @@ from confed.federation.state import ServerState
 from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.finished_run import FinishedRun, TrainedModel
 from confed.models import create_model
-from confed.models.finetuning import Finetunable
 from confed.models.pretrained import check_fit, read_tensors
 from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
@@ -118,7 +117,7 @@ def _load(run: "ExportedRun", client: str | None, shared: bool) -> TrainedModel:
     algorithm: Any = run.algorithm.configure(model, task)
     if facts["extended"]:
         algorithm.add_modules(model, generator(recipe.run.seed, 0, "", "extend"))
-    prefix = model.published_prefix if isinstance(model, Finetunable) else ""
+    prefix = model_spec(model).published_prefix
     tensors = _read(place, prefix)
     if client is not None and shared:
         common = ServerState(0, _read(directory / "global", prefix))
@@ -133,7 +132,7 @@ def _load(run: "ExportedRun", client: str | None, shared: bool) -> TrainedModel:
         tokenizer,
         answers,
         facts["image_size"],
-        model_facts["head"],
+        task,
         facts.get("regions", {}).get("encoder"),
         recipe.sections["data"].get("fit", "squeeze"),
     )
@@ -359,21 +358,6 @@ class ExportedRun(FinishedRun):
         """What pictures, sounds and series of the training data are like."""
         return dict(self.facts.get("shapes", {}))
 
-    @property
-    def threshold(self) -> float:
-        """The probability from which on a model of labels predicts one."""
-        return task_spec(self.task(self._trained[0])).threshold
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether a model of labels can be told labels that are known."""
-        return model_spec(self._trained[2].model).reads_states
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model that was asked for last."""
-        return self._trained[2].tokenizer
-
     def load(self) -> None:
         """Nothing: a model is loaded when it is asked for."""
 
@@ -384,13 +368,3 @@ class ExportedRun(FinishedRun):
             trained = _load(self, client, shared)
             self._loaded, self.workspace = (client, shared, trained), Workspace(trained.model)
         return self._loaded[2]
-
-    def task(self, client: str | None) -> Any:
-        trained = self.model(client)
-        return task_of(self.recipe, self.recipe.sections["task"]["name"], trained.answers, trained.tokenizer)
-
-    @property
-    def _trained(self) -> tuple[str | None, bool, TrainedModel]:
-        if self._loaded is None:
-            raise ValueError(f"no model of {self.folder} is loaded yet")
-        return self._loaded

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from confed.federation.reading import faults_of
-from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, BertTokenizer, WordTokenizer, check_length
+from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, BertTokenizer, Form, WordTokenizer, check_length
 
 # Tokens of answers, for models that write their answers instead of choosing -----------------------------------
 
@@ -27,6 +27,8 @@ class AnswerTokenizer:
     An answer becomes ``[CLS] words [SEP]``, and 0 (the id of ``[PAD]`` in BERT and in our word tokenizer) behind it:
     the first token starts the decoder, the second is its end.
     """
+
+    form: ClassVar[Form] = "answers"
 
     def __init__(self, questions: WordTokenizer | BertTokenizer, closing: bool = True) -> None:
         self.questions, self.closing = questions, closing
@@ -93,6 +95,9 @@ _SHOWN = 60  # characters of a text that a message quotes
 class WrittenWords:
     """Words of a list as tokens, both ways; implements :class:`confed.data.encode.Tokenizer`."""
 
+    form: ClassVar[Form] = "captions"
+    closing: ClassVar[bool] = True
+
     def __init__(self, words: Sequence[str], max_length: int = 24) -> None:
         # Room for one token more shows which texts are too long.
         self._words = WordTokenizer(words, max_length + 1)
@@ -138,6 +143,9 @@ class Pieces:
 
     The model's piece i has the token id ``len(SPECIAL_TOKENS) + i``; an unknown piece is ``[UNK]``.
     """
+
+    form: ClassVar[Form] = "captions"
+    closing: ClassVar[bool] = True
 
     def __init__(self, file: Path | str, max_length: int = 24) -> None:
         path = Path(file)

@@ -96,7 +96,6 @@ class Finetunable(nn.Module, ABC):
     prompts: nn.ModuleDict
     # see Staged. mean, std: of each colour channel, as pictures are normalised.
     frozen_features: KeptStates | None = None
-    published_prefix = ""  # what stands before the names of the published model's tensors
 
     @property
     def frozen(self) -> set[str]:

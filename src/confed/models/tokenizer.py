@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ def known_words(tokenizer: object) -> tuple[str, ...]:
     return tuple(tokenizer.words) if isinstance(tokenizer, KnowsWords) else ()
 
 
+Form = Literal["questions", "answers", "captions", "chat"]  # what a tokenizer reads, as exports state it
+
+
 class FixedLength:
     """A tokenizer of the library whose sequences all have the same length.
 
@@ -60,6 +63,9 @@ class FixedLength:
         max_length: tokens of every text, those that mark its ends and padding included.
         pad: the token that fills shorter texts.
     """
+
+    form: ClassVar[Form] = "questions"
+    closing: ClassVar[bool] = True  # whether a text ends in a token of its own
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", max_length: int, pad: str = "[PAD]") -> None:
         check_length(max_length)

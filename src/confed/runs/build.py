@@ -83,10 +83,7 @@ EVERYONE = "everyone"
 
 
 def load_data(recipe: Recipe) -> RunData:
-    """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
-
-    Raises ``ValueError``: the data are faulty (the message names the thing).
-    """
+    """A recipe's data as tensors, kept for the next recipe with the same data, model and seed."""
     # Of the model only what its tokenizer depends on: rows that finetune it in different ways share their data.
     model = {key: value for key, value in recipe.sections["model"].items() if key in ("name", *TOKENIZER_KEYS)}
     data, tokenizer = (json.dumps(section, default=str) for section in (recipe.sections["data"], model))
@@ -94,11 +91,7 @@ def load_data(recipe: Recipe) -> RunData:
 
 
 def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
-    """The federation that a single-run recipe describes.
-
-    Raises ``ValueError``: the recipe or its data are faulty, or the method cannot work with them (the message names the
-    thing).
-    """
+    """The federation that a single-run recipe describes."""
     run, algorithm = recipe.run, recipe.algorithm
     run_data = _present(recipe, algorithm, load_data(recipe))
     task, tasks = tasks_of(recipe, run_data)
@@ -188,10 +181,7 @@ def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], i
 
 
 def check_cohorts(algorithm: Algorithm, run: RunSection, clients: Collection[str]) -> None:
-    """Check that every round has clients, and that the method has asynchronous rounds where the run asks for them.
-
-    Raises ``ValueError``: a setting of ``run`` does not fit; the message names it.
-    """
+    """Check that every round has clients, and that the method has asynchronous rounds where the run asks for them."""
     participation = participation_of(run, clients)
     participation.check(list(clients), run.rounds)
     size, buffered = cohorts_of(run, algorithm)
@@ -296,10 +286,7 @@ def _with_public_data(algorithm: Algorithm, dataset: Any, side: ServerSide) -> A
 
 
 def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
-    """Tasks of a run: the recipe's task on the data, and tasks of single clients or places.
-
-    Raises ``ValueError``: the task does not fit the model or the data.
-    """
+    """Tasks of a run: the recipe's task on the data, and tasks of single clients or places."""
     answers = run_data.dataset.answers if run_data.answer_tokens is not None else None
     return _task(recipe, run_data, answers), _tasks(recipe, run_data)
 
@@ -397,10 +384,7 @@ def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
 
 
 def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -> Any:
-    """The recipe's task; of a model that writes its answers, with those among which it chooses.
-
-    Raises ``ValueError``: the task does not choose among texts and the model does, or the other way round.
-    """
+    """The recipe's task; of a model that writes its answers, with those among which it chooses."""
     dataset, tokens = run_data.dataset, run_data.answer_tokens
     task: Any = recipe.construct("task", answers=dataset.widest, types=run_data.types)
     check_combination(_combination(recipe, run_data, task))

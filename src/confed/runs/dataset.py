@@ -65,10 +65,7 @@ def picture_table_id(examples: Examples) -> int:
 
 
 def load_dataset(data: str, seed: int) -> FederatedDataset:
-    """A recipe's data as they are before any model reads them.
-
-    Raises ``ValueError``: faulty data (the message names the thing).
-    """
+    """A recipe's data as they are before any model reads them."""
     return load_source(data, seed).dataset
 
 

@@ -100,10 +100,7 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
 
 
 def plan_run(recipe: Recipe, clock: Callable[[], float] = time.perf_counter) -> RunPlan:
-    """Plan of a single-run recipe; nothing is kept.
-
-    A client that fails in a measured round is a RuntimeError.
-    """
+    """Plan of a single-run recipe; nothing is kept."""
     torch.set_num_threads(recipe.run.threads)
     keep_freed_memory()
     check_device(recipe)
@@ -207,10 +204,7 @@ class _Fewer:
 def measure(
     recipe: Recipe, setup: Setup, run_data: RunData, workspace: Workspace, batches: int, clock: Callable[[], float]
 ) -> Trial:
-    """Two rounds, an evaluation, the finish and the examination of a federation with a few batches per client.
-
-    A client that fails is a RuntimeError.
-    """
+    """Two rounds, an evaluation, the finish and the examination of a federation with a few batches per client."""
     train, others = batches * setup.local.batch_size, batches // 2 * setup.local.eval_batch_size
 
     def shorten(data: ClientData) -> ClientData:

@@ -85,10 +85,7 @@ def source_of(recipe: Recipe) -> SetupSource:
 
 
 def setup_of(recipe: str) -> Setup:
-    """The federation that a single-run recipe describes, with its data.
-
-    A recipe or data that are faulty in this process are a ValueError.
-    """
+    """The federation that a single-run recipe describes, with its data."""
     return prepare(parse_recipe(recipe))[0]
 
 
@@ -141,10 +138,7 @@ __all__ = ["Runner", "load_data", "load_run", "prepare", "run", "run_locked"]
 
 
 def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress = ignore) -> dict[str, Any]:
-    """Execution of a single-run recipe into a folder, or its continuation.
-
-    Raises ``CorruptCheckpoint``: there are checkpoints and none is sound.
-    """
+    """Execution of a single-run recipe into a folder, or its continuation."""
     with exclusive(root):
         return run_locked(recipe, root, resume=resume, progress=progress)
 

@@ -132,13 +132,7 @@ def summarise_run(
         **({} if model_spec(workspace.model).exact else {"exact": False}),
         "resolved": tomllib.loads(recipe.to_toml()),
         **(engine or {}),
-        "notes": [
-            *examined.notes,
-            *[f"left before the end, so their last models are tried but are in no mean: {left}"] * bool(left),
-            *[f"{cut} of {texts} different texts are longer than the model reads and lose their end"] * bool(cut),
-            *([str(dataset.unreadable)] if dataset.unreadable and dataset.unreadable.pictures else []),
-            *["resumed: CPU seconds and peak memory are those of the last part"] * resumed,
-        ],
+        "notes": [*examined.notes, *_notes(run_data, left, resumed)],
         **_present(
             texts_cut={"cut": cut, "texts": texts} if cut else {},
             left_out={name: dict(roles) for name, roles in examples},
@@ -151,6 +145,19 @@ def summarise_run(
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
         **spent_on_examples(setup, sent["bytes_down"], listed),
     }
+
+
+def _notes(run_data: RunData, left: Sequence[str], resumed: bool) -> Iterator[str]:
+    """What a reader of the numbers must know of clients, texts, pictures and costs."""
+    (cut, texts), unreadable = run_data.texts_cut, run_data.dataset.unreadable
+    if left:
+        yield f"left before the end, so their last models are tried but are in no mean: {left}"
+    if cut:
+        yield f"{cut} of {texts} different texts are longer than the model reads and lose their end"
+    if unreadable and unreadable.pictures:
+        yield str(unreadable)
+    if resumed:
+        yield "resumed: CPU seconds and peak memory are those of the last part"
 
 
 def _what_was_run(recipe: Recipe, setup: Setup, run_data: RunData, metrics: Mapping[str, str]) -> dict[str, Any]:

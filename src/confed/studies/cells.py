@@ -3,20 +3,30 @@
 ``cells.json`` in the folder lists the cells with the versions of confed and of libraries, and a digest of each recipe.
 Cells keep their numbers: what a study gains later is added at the end. A run that the swept setting does not concern is
 the same at every value of a sweep; it is one cell, and copied when results are gathered
-(:func:`confed.studies.runner.borrow`). Tasks of an array compute them (:mod:`confed.studies.cluster`), or actors on a
-Ray cluster whose nodes share a file system with this process (:func:`compute_on_ray`).
+(:func:`confed.studies.runner.borrow`). Actors on a Ray cluster whose nodes share a file system with this process
+compute them (:func:`compute_on_ray`), or tasks of an array. Its script has ``#SBATCH`` lines and starts ``confed resume
+STUDY --cell array``; which cell that is, the task learns from the variable of its scheduler (:func:`array_index`).
+Slurm sends SIGUSR1 to the script's process, which by then is that command, some time before the time limit
+(``--signal=B:USR1@SECONDS``), and a task that has stopped for it asks to be queued again (``scontrol requeue``).
 """
 
 import hashlib
 import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import Name
 from confed.federation.reading import faults_of
 from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
@@ -25,11 +35,11 @@ from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
 from confed.runs.run import needing_ray
 from confed.runs.summary import versions
-from confed.studies.pool import attempt, headline
-from confed.studies.runner import complete, error_of, leave_error, note_refusals
+from confed.studies.pool import attempt
+from confed.studies.runner import error_of, in_one_line, leave_error, note_refusals
 from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
-from confed.system.folder_lock import Occupied, exclusive, holder_of
+from confed.system.folder_lock import exclusive, holder_of
 
 if TYPE_CHECKING:
     from confed.engines.ray.placement import Wanted
@@ -255,10 +265,7 @@ def run_cell_on_ray(job: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], 
 def _complete(job: Mapping[str, Any], progress: Progress) -> str:
     """One cell, after an earlier attempt on a node that was lost if there was one."""
     study, run, _ = find_cell(Path(job["root"]), job["number"])
-    try:
-        return headline(complete(study, run, progress, outlast=True))
-    except Occupied as error:  # no fault of the recipe
-        raise RuntimeError(str(error)) from error
+    return in_one_line(study, run, progress, outlast=True)
 
 
 def _wanted(root: Path, workers: int, cells: int) -> "Wanted":
@@ -295,3 +302,195 @@ def _noting(root: Path, missing: list[CellStatus], progress: Progress) -> Progre
 
 def _digest_of_list(root: Path) -> str:
     return hashlib.sha256((root / CELLS).read_bytes()).hexdigest()
+
+
+# Job scripts for clusters: one array task per cell, for Slurm, PBS, LSF, Grid Engine and Kubernetes -----------------
+
+SCRIPT = "cells.sh"
+"""The job script, in the folder of the study or sweep."""
+
+LEAD = 120
+"""Seconds before the time limit at which Slurm sends SIGUSR1, if the options do not say it."""
+
+GRACE = 90.0
+"""Seconds after SIGUSR1 within which the round under way may end, if the lead is :data:`LEAD`."""
+
+_VARIABLES = {
+    "SLURM_ARRAY_TASK_ID": 0, "PBS_ARRAY_INDEX": 0, "PBS_ARRAYID": 0, "LSB_JOBINDEX": 0, "SGE_TASK_ID": 0,
+    "JOB_COMPLETION_INDEX": 1,
+}  # fmt: skip
+"""Variable of a scheduler -> what is added to its value, so that cells count from 1; Kubernetes counts from 0."""
+
+
+_PATTERNS = {
+    "array": (r"%[1-9]\d*", "%N (N tasks at a time), as cells are counted here"),
+    "signal": (r"B:(?:SIG)?USR1@(\d+)", "B:USR1@SECONDS, which cells understand"),
+}
+"""Option of sbatch that is read here -> pattern of its value, and what it must be."""
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Options of ``sbatch``."""
+
+    lines: tuple[str, ...] = ()  # long options with their values, such as "--partition=gpu"
+    throttle: str = ""  # tasks at a time, as Slurm writes it after the indexes ("%20"); empty for no limit
+    lead: int = LEAD  # seconds between SIGUSR1 and the time limit
+    seconds: float | None = None  # the time limit; None if none was given
+
+    @property
+    def grace(self) -> float:
+        """Seconds after SIGUSR1 within which the round under way may end; the rest is for a checkpoint."""
+        return self.lead * GRACE / LEAD
+
+
+def parse_options(texts: Sequence[str]) -> BatchOptions:
+    """``partition=gpu,gres=gpu:1,exclusive`` as options of ``sbatch``; a value with commas stands in quotes."""
+    lines, throttle, lead, seconds = dict[str, str](), "", LEAD, None
+    for text in texts:
+        for option_text in _parts(text):
+            key, equals, value = option_text.partition("=")
+            printable = value.isprintable() and '"' not in value
+            if not re.fullmatch(r"[A-Za-z][A-Za-z-]*", key) or (equals and not value) or not printable:
+                raise ValueError(
+                    f"--slurm takes options of sbatch, as in partition=gpu,time=4:00:00, got {option_text!r}"
+                )
+            if key in _PATTERNS:
+                pattern, wanted = _PATTERNS[key]
+                match = re.fullmatch(pattern, value)
+                if match is None:
+                    raise ValueError(f"--slurm {key} must be {wanted}, got {value!r}")
+                throttle, lead = (match[0], lead) if key == "array" else (throttle, int(match[1]))
+            elif key in ("wrap", "parsable", "test-only"):
+                raise ValueError(f"--slurm {key} does not go with a job script")
+            else:
+                seconds = parse_time(value) if key in ("time", "t") else seconds
+                dashes, between = ("-", " ") if len(key) == 1 else ("--", "=")
+                lines[key] = f"{dashes}{key}" + (f"{between}{_quoted(value)}" if equals else "")
+    if seconds is not None and seconds <= lead:
+        raise ValueError(
+            f"--slurm time must be longer than the {lead} s before its end at which cells stop, got {seconds:.0f} s"
+        )
+    return BatchOptions(tuple(lines.values()), throttle, lead, seconds)
+
+
+def _parts(text: str) -> list[str]:
+    splitter = shlex.shlex(text, posix=True, punctuation_chars=False)
+    splitter.whitespace, splitter.whitespace_split, splitter.commenters = ",", True, ""
+    try:
+        return [option_text.strip() for option_text in splitter if option_text.strip()]
+    except ValueError as error:
+        raise ValueError(f"--slurm has a quote without its end: {text!r}") from error
+
+
+def parse_time(text: str) -> float | None:
+    """A time limit of Slurm in seconds; None if it has none.
+
+    ``MINUTES``, ``MINUTES:SECONDS``, ``HOURS:MINUTES:SECONDS``, ``DAYS-HOURS``, ``DAYS-HOURS:MINUTES`` or
+    ``DAYS-HOURS:MINUTES:SECONDS``.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "0", "-1"):
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(field.isdecimal() for field in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        raise ValueError(f"--slurm time must be MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS, got {text!r}")
+    numbers = [int(field) for field in parts]
+    if dash or len(parts) == 3:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    return int(days or 0) * 86400.0 + hours * 3600 + minutes * 60 + seconds
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as schedulers write them: ``1-4,7,9-10``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def script_of(
+    root: Path, numbers: Sequence[int], options: BatchOptions, before: Sequence[str] = (), allowed: Sequence[str] = ()
+) -> str:
+    """The job script; a fault is a ValueError."""
+    place, log = root.resolve(), root.resolve() / "cells-%A_%a.log"
+    for path in (place, Path.cwd()):
+        if not str(path).isprintable() or '"' in str(path):
+            raise ValueError(f"a job script needs folders without control characters and quotes, got {str(path)!a}")
+    command = " ".join(map(shlex.quote, (sys.executable, "-m", "confed.cli")))
+    more = "".join(f" --allow-code {shlex.quote(module)}" for module in allowed)
+    given = {re.split(r"[ =]", line.lstrip("-"))[0] for line in options.lines}
+    lines = {
+        "job-name": Name(re.sub(r"[^\w .+-]", "_", f"confed-{place.name}")[:80].strip()),
+        "output": str(log),
+        "open-mode": "append",
+    }
+    directives = [f"--{key}={_quoted(value)}" for key, value in lines.items() if key not in given]
+    directives += [f"--array={ranges(numbers)}{options.throttle}", "--requeue", f"--signal=B:USR1@{options.lead}"]
+    head = "\n".join(f"#SBATCH {line}" for line in [*directives, *options.lines])
+    return f"""#!/bin/bash
+# One cell of {place} per array task; written by confed.
+# CONFED and CONFED_STUDY in the environment replace the command and the folder.
+{head}
+cd {shlex.quote(str(Path.cwd()))} || exit 1
+{"".join(line + chr(10) for line in before)}study={shlex.quote(str(place))}
+study=${{CONFED_STUDY:-$study}}
+set -- resume "$study" --cell "${{1:-array}}" --grace {options.grace:g}{more}
+[ -z "$CONFED" ] || exec $CONFED "$@"
+exec {command} "$@"
+"""
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"' if re.search(r"\s", value) else value
+
+
+def write_script(root: Path, text: str) -> Path:
+    """Writes the job script into the folder of the study or sweep; returns its path."""
+    path = root / SCRIPT
+    write_atomically(path, text.encode())
+    path.chmod(0o755)
+    return path
+
+
+def submit(script: Path) -> str:
+    """Submits a job script to Slurm and returns the job's number; faults are a ValueError or RuntimeError."""
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        raise ValueError(
+            f"--submit needs sbatch, which is not on this machine's PATH; on a login node give: sbatch {script}"
+        )
+    done = subprocess.run([sbatch, "--parsable", str(script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"sbatch {script} ended with exit code {done.returncode}: {(done.stderr or done.stdout).strip()}"
+        )
+    return done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
+
+
+def array_index(environment: Mapping[str, str]) -> int | None:
+    """Number of the cell that an array task's environment asks for; None outside arrays; a fault is a ValueError."""
+    for name, offset in _VARIABLES.items():
+        text = environment.get(name, "")
+        # LSF and Grid Engine set theirs for ordinary jobs too.
+        if text in ("", "undefined") or (name == "LSB_JOBINDEX" and text == "0"):
+            continue
+        if not text.isdecimal():
+            raise ValueError(f"{name} must be the number of an array task, got {text!r}")
+        return int(text) + offset
+    return None
+
+
+def requeue(environment: Mapping[str, str] = os.environ) -> bool:
+    """Asks Slurm to queue this array task again; returns whether it will."""
+    job, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    name = f"{job}_{task}" if job and task else environment.get("SLURM_JOB_ID")
+    scontrol = shutil.which("scontrol", path=environment.get("PATH"))
+    if not name or scontrol is None:
+        return False
+    return subprocess.run([scontrol, "requeue", name], check=False).returncode == 0

@@ -18,7 +18,7 @@ from confed.runs.same_recipe import check_same_recipe
 from confed.studies import pool
 from confed.studies.pool import headline
 from confed.studies.study import Job, StudyFolder, begun, differing, read_study
-from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Progress, ignore, of_job
+from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Note, Progress, ignore, of_job
 from confed.system.folder_lock import Occupied, exclusive, without_lock
 
 ERROR = "error.txt"
@@ -38,10 +38,7 @@ class Outcome:
 
 
 def run_study(root: Path, progress: Progress = ignore, workers: int = 1) -> Outcome:
-    """Execution of all runs of a study folder that are missing or unfinished.
-
-    A run that goes wrong is marked in the index.
-    """
+    """Execution of all runs of a study folder that are missing or unfinished."""
     with exclusive(root):
         remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
         study = read_study(root)
@@ -120,6 +117,8 @@ def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: 
     if todo:
         outcome.errors |= _refused_cells(study, todo)
     refused = {job.method: outcome.errors[job.cell] for job in todo if job.cell in outcome.errors}
+    for row, why in refused.items():
+        progress(Note(f"without {study.labels[row]}: {why}"))
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves
     jobs = [job for job in todo if job.method not in refused]
@@ -186,10 +185,14 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
 
 def run_cell(job: Mapping[str, Any], progress: Progress) -> str:
     """Execution or continuation of one run of a study; returns its results in one line."""
-    study = read_study(Path(job["root"]))
+    return in_one_line(read_study(Path(job["root"])), Job(job["method"], job["seed"], job["folder"]), progress)
+
+
+def in_one_line(study: StudyFolder, job: Job, progress: Progress, *, outlast: bool = False) -> str:
+    """:func:`complete` with the results in one line; a run that another process makes is no fault of the recipe."""
     try:
-        return headline(complete(study, Job(job["method"], job["seed"], job["folder"]), progress))
-    except Occupied as error:  # no fault of the recipe
+        return headline(complete(study, job, progress, outlast=outlast))
+    except Occupied as error:
         raise RuntimeError(str(error)) from error
 
 

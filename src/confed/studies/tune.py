@@ -79,8 +79,8 @@ LOOKED_AT = 1000
 def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
     """Validation scores of a single-run recipe: after every round, and after fine-tuning if any.
 
-    The run is one as any other, in a folder where it goes on after an interruption, but for the tests: it holds no test
-    examples and ends with its last round.
+    The run is one as any other, in a folder where it goes on after an interruption, but for the tests: it reads no test
+    example and ends with its last round.
     """
     import torch
 

@@ -118,6 +118,7 @@ def keeps_frozen_tensors(algorithm: Algorithm) -> None:
             raise ContractViolation(f"keeps frozen tensors: {name} changed")
 
 
+ONE_EPOCH = replace(DESCENT, epochs=1)
 CLIP = 1.0
 NOTHING = 1e-9  # clip at which examples have no influence
 FAR, FARTHER = 1e3, 1e5  # distances of a lying client's values from its own ones
@@ -234,7 +235,7 @@ class _Trial:
         clients = clients_of(method, seed, CLIENTS)
         try:
             noisy = method.record_privacy is None  # which goes without batch normalisation
-            setup = toy_setup(method, clients=clients, local=DESCENT, rounds=rounds, noisy=noisy)
+            setup = toy_setup(method, clients=clients, local=ONE_EPOCH, rounds=rounds, noisy=noisy)
             outcome = run(setup, lambda s: _Lying(s, lies))
         except Exception as error:
             raise self.violation(f"a run with it ends with {type(error).__name__}: {error}") from error

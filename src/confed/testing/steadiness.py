@@ -313,7 +313,7 @@ class _Lossless(Compression):
 def compressed_updates_arrive(algorithm: Algorithm) -> None:
     """Packed as they are, updates and models make the same servers; with four bits rounds go on."""
     check = "compressed updates arrive"
-    setup = toy_setup(algorithm, local=DESCENT, rounds=ROUNDS)
+    setup = toy_setup(algorithm, clients=clients_of(algorithm), local=DESCENT, rounds=ROUNDS)
     one_server = len(setup.algorithm.phases()) == 1
 
     def compressed(packing: Compression) -> Outcome:

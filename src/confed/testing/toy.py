@@ -174,7 +174,6 @@ class ToyPromptModel(nn.Module):
         return 5 * similarities
 
 
-WIDTH, CLASSES = 6, 3
 ANSWERS = ("red", "dark red", "blue")
 SIZES = (12, 20, 16)
 

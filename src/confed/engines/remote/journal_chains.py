@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
-from confed.federation.reading import FAULTS
+from confed.federation.reading import FAULTS, read_bounded
 
 Statement = Mapping[str, tuple[int, str]]  # journal -> its number of entries, and its head
 SEEN = "countersigned.json"  # file in a site's folder: what the server signed last
@@ -82,12 +82,22 @@ class _Chain:
 class JournalChains:
     """A site's journals; what the server signed last is compared with them at once."""
 
-    def __init__(self, site: str, root: Path, lines: Sequence[str], secrets: Sequence[str], serials: str) -> None:
+    def __init__(
+        self,
+        site: str,
+        root: Path,
+        lines: Sequence[str],
+        secrets: Sequence[str],
+        serials: str,
+        confirmed: bool = True,
+    ) -> None:
         # Names of files in the folder: those that only grow, those that never change, that of manifests' numbers.
         self._site, self._root, self._serials = site, root, root / serials
         self._secrets = {Path(name).stem: root / name for name in secrets}
         self._chains = {Path(name).stem: _Chain(root / name) for name in lines}
         self._seen, self._signed = "", cast(Statement, {})
+        if not confirmed:  # who only looks changes nothing
+            return
         for chain in self._chains.values():
             chain.trim()
         if (root / SEEN).is_file():
@@ -132,11 +142,17 @@ class JournalChains:
         entries = json.loads(self._serials.read_text(encoding="utf-8")).items()
         return {f"serial of {name[:16]}": (entry["serial"], entry["digest"][:_HEAD]) for name, entry in entries}
 
+    def holds(self, name: str, wanted: int, head: str) -> tuple[int, bool]:
+        """The entries of a journal, and whether they begin with so many that have that head."""
+        length, head_here = self._at(name, wanted)
+        counted = name not in self._chains and name not in self._secrets and length > wanted
+        return length, length >= wanted and (head_here == head or counted)
+
     def _compare(self, statement: Statement) -> None:
         for name, (wanted, head) in statement.items():
-            length, head_here = self._at(name, wanted)
-            counted = name not in self._chains and name not in self._secrets and length > wanted
-            if length < wanted or (head_here != head and not counted):
+            length, begins_so = self.holds(name, wanted, head)
+            if not begins_so:
+                head_here = self._at(name, wanted)[1]
                 raise Refused(  # files last: what is sent to the server ends before the first one
                     f"the journal {name!r} was removed, cut or put back from an old copy: the server has signed "
                     f"{wanted} entries with the head {head}, and here are {length} with {head_here or 'no head'}. Put "
@@ -144,6 +160,31 @@ class JournalChains:
                     "newest copy of the private folder back; if it is lost, have the coordinator take the site out of "
                     f"the journals in the server's run folder ({KNOWN}), and remove {self._root / SEEN}"
                 )
+
+
+def countersigned_at(root: Path, site: str) -> Statement:
+    """What a server's run folder has signed of a site's journals, or what a site's folder keeps of that."""
+    if (root / KNOWN).is_file():
+        signed = json.loads(read_bounded(root / KNOWN)).get(site, "")
+    else:
+        signed = (root / SEEN).read_text(encoding="utf-8") if (root / SEEN).is_file() else ""
+    if signed and (root / KEY).is_file() and _public_half(root / KEY) != json.loads(signed).get("key"):
+        raise Refused(f"the journals of {site!r} are signed by another key than this server's ({KEY})")
+    return signed_statement(signed, site) if signed else {}
+
+
+def _public_half(path: Path) -> str:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(path.read_bytes()).public_key().public_bytes_raw().hex()
+
+
+def lengths_against(private: Path, statement: Statement) -> dict[str, tuple[int, bool]]:
+    """Journal of a statement -> the entries that a site's folder has of it, and whether they begin as was signed."""
+    lines = [f"{name}.jsonl" for name in statement if (private / f"{name}.jsonl").is_file()]
+    secrets = [f"{name}.key" for name in statement if (private / f"{name}.key").is_file()]
+    chains = JournalChains("", private, lines, secrets, "manifests.json", confirmed=False)
+    return {name: chains.holds(name, length, head) for name, (length, head) in statement.items()}
 
 
 class Countersignatures:

@@ -70,6 +70,11 @@ class FisherWeighted(Algorithm):
             return f"algorithm.aggregation = 'fisher' {reasons[protection]}"
         return super().unsupported_reason(protection)
 
+    @property
+    def updates_compressible(self) -> bool:
+        """Not where squared gradients are sent beside the update."""
+        return self.aggregation != "fisher" and super().updates_compressible
+
     @keeps_protections("robust", "secure_sum", "update_privacy", "record_privacy")
     def actions(self) -> dict[str, Action]:
         """The method's actions; the reply to ``fit`` has the information too, where the mean needs it."""

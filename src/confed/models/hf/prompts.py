@@ -25,7 +25,7 @@ from inspect import signature
 from itertools import chain, groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from confed.data.chat import Conversation, Said, asked, pictures_shown
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.inputs import processor_settings
 from confed.models.pretrained import reading
+from confed.models.tokenizer import Form
 
 # Control tokens that people write in their texts --------------------------------------------------------------
 
@@ -450,6 +451,8 @@ class ChatTokenizer(AnswerTokenizer):
     Prompts are padded on the left, so that an answer follows its prompt directly. Control tokens that somebody spells
     in a text, such as ``<end_of_utterance>`` or a picture's placeholder, are read as text.
     """
+
+    form: ClassVar[Form] = "chat"
 
     def __init__(self, processor: Any, max_length: int = 256) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
