@@ -52,7 +52,7 @@ def test_searches_for_pictures_of_others_are_not_flagged(
     assert measures["reconstruction"].value < 0.05  # so small a model's updates of a round rebuild nothing
 
 
-def test_a_class_of_one_site_is_named_and_equal_sites_tell_nothing(tmp_path: Path) -> None:
+def test_the_site_with_a_class_of_its_own_is_named(tmp_path: Path) -> None:
     run(load_recipe("prompts_scenes", CLASSES), tmp_path / "run")
     case = Case(tmp_path / "run")
     site = case.sites[2]
