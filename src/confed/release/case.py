@@ -86,23 +86,22 @@ class Watched(InProcess):
         super().__init__(setup, workspace)
         self.norms, self.cosines = dict[str, list[float]](), dict[str, list[float]]()
         self.first, self.middle, self.last = Seen(), Seen(), Seen()
+        self.sent = Seen()  # the newest of each client, of the training that was begun last
         self.watching = True
 
     def begin(self, setup: Setup) -> None:
         """Begins another training, with the features of frozen layers that are kept."""
-        self._setup = setup
+        self._setup, self.sent = setup, Seen()
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Replies, watched."""
-        if not self.watching:
-            yield from super().__call__(calls, store, round)
-            return
         seen = Seen()
         for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
             if call.action == "fit" and reply.error is None and not call.session:
                 seen[call.client.id] = (call, reply)
             yield reply
-        if seen:
+        self.sent |= seen
+        if seen and self.watching:
             self._measure(seen)
             self.first, self.last = self.first or seen, seen
             self.middle = seen if round == self._setup.rounds // 2 else self.middle
@@ -199,6 +198,11 @@ class Case:
             state = simulation.store.load(info.id).tensors
             models[info.id] = {**state.get("private", {}), **(state.get("personal") or shared)}
         return models
+
+    @property
+    def newest_sent(self) -> Seen:
+        """What each client was sent and replied last in the newest training."""
+        return self._executor.sent
 
     def without(self, site: str) -> Models:
         """The models of a run that this site never took part in."""

@@ -7,7 +7,8 @@ Questions and answers are taken as known, so that this bounds such a search from
 
 *As sent*: an update of a whole round with its epochs, from which :data:`TOGETHER` pictures are sought at once, each
 compared with the site's picture nearest to it, as is the mean picture. *One record, one step*: what an update would
-give away at worst.
+give away at worst. A search alone moves from the mean picture towards pictures as such, so that every figure is minus
+that of the same search for the gradient of other sites' pictures.
 """
 
 from collections.abc import Mapping
@@ -95,22 +96,27 @@ def _look(case: Case, seconds: float) -> Finding:
         case.load(call.message.tensors, site)
         others = [name for name in case.sites if name != site] or [site]
         mean = torch.cat([_some(case, name, VALIDATION, 50) for name in others]).mean(0, keepdim=True)
+        public = _some(case, others[0], VALIDATION, 50)
         table, rng = case.table(site, TRAIN), generator(case.setup.seed, number, site, "pictures sought")
         order = torch.randperm(len(table), generator=rng)
+        drawn = public[torch.randint(len(public), (TOGETHER,), generator=rng)]
         batch = table.batch(order[:1])
         truth = _prepared(case, batch["image"])
-        wanted = gradient_of(case, site, {**batch, "image": truth}, names)
-        rebuilt = inverted(case, site, batch, wanted, mean, STEPS)
-        alone.append(explained(rebuilt, truth, mean))
+        wanted, blind = (gradient_of(case, site, {**batch, "image": x}, names) for x in (truth, drawn[:1]))
+        rebuilt, control = (inverted(case, site, batch, goal, mean, STEPS) for goal in (wanted, blind))
+        alone.append(explained(rebuilt, truth, mean) - explained(control, truth, mean))
         if number < len(updates):
             update = {name: -change for name, change in update_of(call, reply).items() if name in names}
             start = mean + 0.1 * torch.randn(TOGETHER, *mean.shape[1:], generator=rng)
-            rebuilt = inverted(case, site, table.batch(order[:TOGETHER]), update, start, STEPS)
+            several = table.batch(order[:TOGETHER])
+            blind = gradient_of(case, site, {**several, "image": drawn[: len(several["image"])]}, names)
+            rebuilt, control = (inverted(case, site, several, goal, start, STEPS) for goal in (update, blind))
             every = _some(case, site, TRAIN, 500)
-            sent += [explained(picture[None], every, mean) for picture in rebuilt]
+            for picture, other in zip(rebuilt, control, strict=True):
+                sent.append(explained(picture[None], every, mean) - explained(other[None], every, mean))
     words = (
-        "Rebuilt: 1 - squared error over that of the mean picture, the mean over pictures; 1 is a copy, 0 no better "
-        f"than the mean. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
+        "Rebuilt: 1 - squared error over that of the mean picture, minus the same of a search for other sites' "
+        f"pictures; 0 is no leak. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
     )
     measures = [mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction")]
     if not case.noised:

@@ -18,7 +18,8 @@ known of what a loss would be without training. Where likelihood ratios take too
 where canaries do not fit into the time either: the threshold of the loss, under which "within" counts as not settled.
 
 **A repeated record**: the one of which a site has most copies, against :data:`ALONE` runs that have all other records
-and none of these, with other seeds; phi of a released model that had none would be one more draw of Student's t.
+and none of these, with other seeds: phi of a model that had none would be one more draw. Asked are the released model
+and, where a server sees them, the site's last update, which the mean over sites has not yet washed out.
 """
 
 import math
@@ -35,7 +36,7 @@ from confed.data.table import Table
 from confed.federation.randomness import derive, generator
 from confed.federation.specs import task_spec
 from confed.privacy.audit import audited_epsilon
-from confed.release.case import EVERYBODY, TEST, TRAIN, Case, Models, Rows, Tables
+from confed.release.case import EVERYBODY, TEST, TRAIN, Case, Models, Rows, Tables, sent_model
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import Scored, curve_of
 from confed.report.figures.style import Drawing, Palette, style_axes
@@ -288,30 +289,43 @@ def _per_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: column[:, None] if column.ndim == 1 else column for name, column in sorted(batch.items())}
 
 
-def memory_of(released: float, without: Sequence[float], copies: int) -> Estimate:
-    """Bits by which the released model is surer of a record than models that never saw it, with Student's t."""
+def memory_of(
+    values: Sequence[float], copies: int, name: str = "repeated_record", how: str = "the released model"
+) -> Estimate:
+    """Bits by which a model, the first, is surer of a record than others that never saw it, with Student's t."""
     from scipy.stats import t
 
-    values = np.array(without)
-    error = max(float(values.std(ddof=1)) * math.sqrt(1 + 1 / len(values)), 1e-9)
-    gained, reach = released - float(values.mean()), float(t.ppf(0.975, len(values) - 1)) * error
-    p = float(t.sf(gained / error, len(values) - 1))
+    without = np.array(values[1:])
+    error = max(float(without.std(ddof=1)) * math.sqrt(1 + 1 / len(without)), 1e-9)
+    gained, reach = values[0] - float(without.mean()), float(t.ppf(0.975, len(without) - 1)) * error
+    p = float(t.sf(gained / error, len(without) - 1))
     bits = [value / math.log(2) for value in (gained, gained - reach, gained + reach)]
-    title = f"a record that is there {copies} times, bits by which it is better known than without it"
-    return Estimate("repeated_record", title, bits[0], bits[1], bits[2], 0.0, p, copies, "repeated_record")
+    title = f"a record that is there {copies} times, bits by which {how} knows it better than without it"
+    return Estimate(name, title, bits[0], bits[1], bits[2], 0.0, p, copies, "repeated_record")
 
 
 def _memorised(case: Case, site: str, copies: Tensor) -> Finding:
     rows = {site: copies[:1]}
     kept = dict(case.everything)
     kept[site] = kept[site][~torch.isin(kept[site], copies)]
-    without: list[float] = []
+    sees_updates = case.algorithm.global_model == "alone" and not case.algorithm.traits.changes
+    sees_updates &= not case.unseen_updates
+
+    def known(models: Models) -> float:
+        return float(phi(case.losses(models, rows, TRAIN)))
+
+    released = [known(case.released)]
+    sent = [known(sent_model(*case.replay[0].last[site]))] if sees_updates and site in case.replay[0].last else []
     for number in range(ALONE):
         models = case.trained(kept, seed=derive(case.setup.seed, number, site, "without a repeated record"))
-        without.append(float(phi(case.losses(models, rows, TRAIN))))
-    estimate = memory_of(float(phi(case.losses(case.released, rows, TRAIN))), without, len(copies))
+        released.append(known(models))
+        if sent and site in case.newest_sent:
+            sent.append(known(sent_model(*case.newest_sent[site])))
+    measures = [memory_of(released, len(copies))]
+    if len(sent) == len(released):
+        measures.append(memory_of(sent, len(copies), "repeated_record_sent", "the site's last update"))
     words = "Of the repeated record the attacker is taken to have all others, as privacy per record supposes."
-    return Finding([estimate], [words])
+    return Finding(measures, [words])
 
 
 # Figures ------------------------------------------------------------------------------------------------------
