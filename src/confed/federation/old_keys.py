@@ -35,7 +35,7 @@ def with_new_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     warn_of(before)
     for key, only in REMOVED.items():
         section, name, option = key.split(".")
-        values = modern.get(section)
+        values = cast("dict[str, Any] | None", modern.get(section))
         if isinstance(values, dict) and values.get("name") == name and values.pop(option, only) != only:
             raise ValueError(f"{section}.{option} is no option of {name!r} any more, it is always {only!r}: remove it")
     return modern
