@@ -42,7 +42,7 @@ JOURNAL_READERS = {
     "results/stored.py",  # records of runs that have no files of them
     "runs/run.py",  # resumption
     "deployment/server.py",  # resumption
-    "release/case.py",  # who took part in which round of a run that is trained again
+    "studies/tune.py",  # configurations, whose folders have no records
 }
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from confed.federation.params import Params
+from confed.results.stored import TRAINING, Records
 
 KINDS = {"lora": "LoRA", "adapter": "adapters", "prompt": "prompts"}
 
@@ -20,18 +20,19 @@ class Sent:
     bytes: int
 
 
-def sent_by_site(
-    history: Sequence[Mapping[str, Any]], examples: Mapping[str, Mapping[str, float]], sites: Sequence[str]
-) -> list[Sent]:
-    """Sites with the rounds in which they took part, from the lines of ``metrics.jsonl``."""
-    lines = [line for line in history if line["event"] in ("round", "finish")]
+def sent_by_site(records: Records, examples: Mapping[str, Mapping[str, float]], sites: Sequence[str]) -> list[Sent]:
+    """Sites with the rounds in which they took part, and the bytes that they sent in these."""
+    bytes_up = records.by_round(TRAINING, "bytes_up")
     rows: list[Sent] = []
     for site in sites:
-        took_part = [line for line in lines if site in line["bytes_up"].keys() - line["errors"].keys()]
-        rounds = spans([line["round"] for line in took_part])
-        total = sum(line["bytes_up"][site] for line in took_part)
-        records = examples.get(site, {}).get("train")
-        rows.append(Sent(site, None if records is None else int(records), rounds, len(took_part), total))
+        sent: dict[int, float] = {}
+        for facts in records.rounds:
+            in_round = bytes_up.get(facts["round"], {})
+            if site in in_round and site not in facts["errors"]:
+                sent[facts["round"]] = in_round[site]
+        count = examples.get(site, {}).get("train")
+        rounds = spans(list(sent))
+        rows.append(Sent(site, None if count is None else int(count), rounds, len(sent), int(sum(sent.values()))))
     return rows
 
 

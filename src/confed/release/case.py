@@ -33,7 +33,8 @@ from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
 from confed.privacy.membership import example_losses
-from confed.results.folder import RunFolder, read_jsonl
+from confed.results.folder import RunFolder
+from confed.results.stored import read_records
 from confed.runs.build import simulation_of
 from confed.runs.run import load_run
 from confed.runs.samples import fill
@@ -146,7 +147,7 @@ class Case:
         self.folder, self.finished = folder, FinishedRun(folder)
         self.summary = self.finished.summary
         self.recipe, self.setup, self.run_data, self.workspace = load_run(folder)
-        self.history = read_jsonl(RunFolder(folder).metrics)
+        self.run_records = read_records(folder)
         self.algorithm, self.sites = self.setup.algorithm, list(self.run_data.clients)
         self._executor = Watched(self.setup, self.workspace)
         self.network = self.algorithm.deployed_model(self.workspace.model)

@@ -128,7 +128,7 @@ class Examination:
             "figures": judged,
             "probes": probes_made,
             "statements": [],
-            "sent": [asdict(row) for row in sent_by_site(case.history, case.summary.examples, case.sites)],
+            "sent": [asdict(row) for row in sent_by_site(case.run_records, case.summary.examples, case.sites)],
             "kinds": tensor_kinds(
                 {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
             ),

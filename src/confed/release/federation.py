@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from confed.deployment.manifest import MANIFEST, verified
-from confed.engines.remote.journal_chains import KEY, KNOWN, signed_statement
+from confed.engines.remote.journal_chains import countersigned_at
 from confed.engines.remote.protocol import Refused
 from confed.federation.file_names import file_name
 from confed.federation.reading import FAULTS, read_bounded
@@ -26,7 +26,8 @@ from confed.release.limits import Release
 from confed.release.probe import Estimate, probes
 from confed.release.seal import check_seal
 from confed.release.verdict import NotExamined, described, guarantees, judge, verdict
-from confed.results.folder import MEMBERS, RunFolder, read_jsonl
+from confed.results.folder import MEMBERS
+from confed.results.stored import read_records
 from confed.system.release import VERSION
 
 STATEMENTS = "statements"
@@ -85,7 +86,7 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
         "figures": judged,
         "probes": [],
         "statements": [asdict(statement) for statement in statements],
-        "sent": [asdict(row) for row in sent_by_site(read_jsonl(RunFolder(folder).metrics), examples, sites)],
+        "sent": [asdict(row) for row in sent_by_site(read_records(folder), examples, sites)],
         "kinds": tensor_kinds(load_file(models[0]), ("head", "classifier")) if models else {},
         "gains": [],
         "standing": [],
@@ -106,16 +107,12 @@ def keys_of_sites(folder: Path) -> tuple[Mapping[str, str], str]:
 
 def _journals(folder: Path, site: str) -> tuple[str, str]:
     """Numbers of entries of a site's journals, and why the server's signature under them does not hold; "" if so."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     try:
-        signed = json.loads((folder / KNOWN).read_text(encoding="utf-8"))[site]
-        entries = signed_statement(signed, site)
-        public = Ed25519PrivateKey.from_private_bytes((folder / KEY).read_bytes()).public_key().public_bytes_raw()
-        if json.loads(signed)["key"] != public.hex():
-            raise Refused("another server's key has signed them")
+        entries = countersigned_at(folder, site)
     except (Refused, *FAULTS) as error:
         return "", f"no statement under this server's signature: {error}"
+    if not entries:
+        return "", "no statement under this server's signature"
     return ", ".join(f"{name} {length}" for name, (length, _) in sorted(entries.items())), ""
 
 
