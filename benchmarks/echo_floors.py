@@ -170,7 +170,7 @@ def flower_line(count: int) -> list[float]:
             names, "127.0.0.1", port, certificate=server / "server.crt", key=server / "server.key",
             waiting=server / "waiting",
         ) as (grid, _):  # fmt: skip
-            transport = FlowerTransport(grid, names)
+            transport = FlowerTransport(grid, names.get)
             site = [sys.executable, __file__, "--answer", str(root / "sites" / "site"), str(port)]
             milliseconds = list[float]()
             with running([site], root, dict(os.environ)):

@@ -104,7 +104,7 @@ def main() -> None:
             with subprocess.Popen(echo, stdin=subprocess.PIPE) as others:
                 flooding: subprocess.Popen[bytes] | None = None
                 try:
-                    transport = FlowerTransport(grid, keys)
+                    transport = FlowerTransport(grid, keys.get)
                     remote = Remote(setup, transport, timeouts=Timeouts(interval=0.05), spool=root / "spool")
                     remote.sites.gather(names, wait=300)
                     simulation = Simulation(setup, MemoryStore(), remote)

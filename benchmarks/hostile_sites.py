@@ -162,7 +162,7 @@ def trial(mode: str, count: int, seed: int) -> tuple[str, list[str]]:
         servers: dict[str, ServerState] = {}
         ended = ""
         for start, end in ((0, ROUNDS // 2), (ROUNDS // 2, 99)):
-            transport = FlowerTransport(grid, keys)
+            transport = FlowerTransport(grid, keys.get)
             remote = Remote(
                 setup, transport, timeouts=Timeouts(deadline=20, away=5, interval=0.02), bounds=Bounds(),
                 memory=root / "state",

@@ -73,7 +73,7 @@ def seconds_per_call(count: int, rounds: int, megabytes: float) -> float:
             with subprocess.Popen(command, stdin=subprocess.PIPE) as others:
                 try:
                     remote = Remote(
-                        setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.05), spool=root / "spool"
+                        setup, FlowerTransport(grid, keys.get), timeouts=Timeouts(interval=0.05), spool=root / "spool"
                     )
                     remote.sites.gather(names, wait=300)
                     simulation = Simulation(setup, MemoryStore(), remote)

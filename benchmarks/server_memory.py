@@ -95,7 +95,7 @@ def led(count: int, rounds: int, megabytes: float) -> tuple[list[int], list[int]
             command = [sys.executable, __file__, "--echo", str(root / "made"), "--port", str(port)]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as others:
                 try:
-                    transport = FlowerTransport(grid, keys)
+                    transport = FlowerTransport(grid, keys.get)
                     remote = Remote(setup, transport, timeouts=Timeouts(interval=0.05), spool=root / "spool")
                     remote.sites.gather(names, wait=300)
                     simulation = Simulation(setup, MemoryStore(), remote)

@@ -95,7 +95,7 @@ def test_columns_of_a_frame_are_mapped_or_refused_by_name() -> None:
     renamed = frame.rename(columns={"question": "query", "client": "hospital"})
     mapped = read(renamed, columns={"question": "query", "client": "hospital"})
     assert contents(mapped) == contents(read(frame))
-    with refused(r"^DataFrame.*question and answer.*got image, query, answer, hospital, split: "):
+    with refused(r"^DataFrame.*question and answer.*got image, query, answer, hospital, split"):
         read(renamed)
     frame.loc[3, "answer"] = np.nan
     assert "16 rows = 15 used + 1 left out (no answer: row 4)" in read(frame).facts["account"]

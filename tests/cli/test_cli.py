@@ -268,7 +268,7 @@ def test_help_texts_keep_what_stands_in_brackets(capfd: Capture, monkeypatch: Pa
     for verb, text in (
         ("doctor", "key=value for [data], such as"),
         ("client", "key=value for [data], such as"),
-        ("attack", "whose personal models [global ones]; audits: sender [the first]."),
+        ("server", "Sites and their keys. [default: sites.json there]"),
     ):
         assert confed(verb, "--help") == 0
         assert text in " ".join(capfd.readouterr().out.replace("│", " ").split())

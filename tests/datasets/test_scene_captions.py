@@ -233,7 +233,7 @@ def test_pieces_are_learned_from_public_texts(scenes: FederatedDataset, tmp_path
         Pieces(tmp_path / "gone.model")
     with pytest.raises(ValueError, match="5000 pieces"):
         train_pieces(scenes.public, tmp_path / "many.model", 5000)
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(ValueError, match="got none"):
         train_pieces([], tmp_path / "none.model", 90)
     made = materials_with(file)
     assert made.tokenizer.vocab_size == 95

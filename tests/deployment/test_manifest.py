@@ -9,6 +9,7 @@ import pytest
 
 from command import exit_code
 from confed.cli import main
+from confed.deployment.authority import make_authority
 from confed.deployment.doctor import check_signature
 from confed.deployment.manifest import (
     ACCEPTED,
@@ -244,7 +245,8 @@ def test_another_manifest_with_the_same_number_is_refused(home: Path) -> None:
     other = Manifest(manifest.sites, "0" * 64, serial=manifest.serial)
     with pytest.raises(ValueError, match="differs from the one with the same serial number 2"):
         accept(home / "private", authority, other)
-    check_serial(home / "private", b"another federation", other)
+    another = make_authority(home / "another", 10)
+    check_serial(home / "private", another, other)
     accept(home / "private", authority, Manifest(manifest.sites, "0" * 64, serial=3))
     with pytest.raises(ValueError, match="the serial number 2, and this site has accepted 3"):
         check_serial(home / "private", authority, manifest)

@@ -97,7 +97,9 @@ def test_controls_without_a_meaning_are_left_out():
     offered = Table(table.images, table.image_index, {**table.columns, "choices": torch.zeros(2, 2, 3)})
     assert controls_of(offered) == ("blank_image",)
     assert controls_of(Table(None, table.image_index, table.columns)) == ("permuted_text",)
-    with pytest.raises(ValueError, match="a control is permuted_ or blank_ with one of image, text"):
+    with pytest.raises(
+        ValueError, match=r"a control must be one of permuted_image, permuted_text, .*got 'hidden_image'"
+    ):
         next(controlled(table, 2, "hidden_image", torch.Generator()))
     data = TableData(table, table, table)
     assert len(list(data.controlled_test(1, "permuted_text", torch.Generator()))) == 2

@@ -14,8 +14,7 @@ DATA: dict[str, dict[str, Any]] = {
     "fedlgt_flair_fine": {"name": "flair", "level": "fine", "validation": 0.0, "max_train": None},
     "fedlgt_coco": {"name": "coco", "level": "category", "partition": "iid", "train": "train2014", "test": "val2014",
                     "unlabelled": False},
-    "fedlgt_voc": {"name": "voc", "partition": "iid", "train": ("VOC2007:trainval",), "test": ("VOC2007:test",),
-                   "difficult": False},
+    "fedlgt_voc": {"name": "voc", "partition": "iid", "train": ("VOC2007:trainval",), "test": ("VOC2007:test",)},
 }  # fmt: skip
 
 

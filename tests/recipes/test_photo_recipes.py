@@ -81,10 +81,11 @@ def test_cells_of_a_picture_encoder_are_regions() -> None:
         cells_of(pictures[:, :16, :16], "tiny:vit")
 
 
+@pytest.mark.filterwarnings("ignore:.*are in several of the splits")  # the published set has copies
 def test_few_real_pictures_are_learned(tmp_path: Path) -> None:
     if not (REAL / "images.tar").is_file() or not WEIGHTS.is_dir():
         pytest.skip("no photographs or no encoder here; set CONFED_DATA and CONFED_WEIGHTS to their folders")
     few = ["data.clients=2", "data.shots=4", "data.max_test=40", "run.rounds=4", "run.gallery=0", "run.controls=none"]
     recipe = load_recipe("photos_ucm", [f"model.vision={WEIGHTS}", f"data.root={REAL}", *few])
     summary = run(recipe.method("fedavg"), tmp_path)
-    assert summary["test"]["global_seen_mean"] > 0.6  # chance 0.05
+    assert summary["global_seen_mean"] > 0.6  # chance 0.05

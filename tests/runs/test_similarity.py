@@ -19,6 +19,8 @@ from confed.runs.samples import similarities
 from confed.testing.toy import ANSWERS, toy_clients, toy_contrastive_model, toy_model
 from synthetic_study import make_run
 
+DRAWS = True
+
 
 def run_data(**clients: Any) -> Any:
     return SimpleNamespace(clients=clients or toy_clients(), dataset=SimpleNamespace(answers=ANSWERS))

@@ -134,6 +134,11 @@ class Algorithm(Evaluation):
         )
 
     @property
+    def steps_alone(self) -> bool:
+        """Whether training can go on from a checkpoint in the middle of ``fit``."""
+        return self.traits.steps_alone
+
+    @property
     def updates_compressible(self) -> bool:
         """Whether replies to ``fit`` are new values of what was received, or changes, so that they may be rounded."""
         return self.traits.updates_compressible

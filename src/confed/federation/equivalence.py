@@ -175,7 +175,7 @@ def follows_steps(algorithm: Algorithm, local: Local) -> bool:
     plain = kind.fit is Algorithm.fit and kind.objective is Algorithm.objective
     # Noise on gradients is drawn anew, and moments of 8 bits lie in the buffers of a library.
     followed = algorithm.record_privacy is None and local.optimizer != "adamw8bit"
-    return followed and (plain or algorithm.traits.steps_alone)
+    return followed and (plain or algorithm.steps_alone)
 
 
 def unbuffered_hook(algorithm: Algorithm) -> str:

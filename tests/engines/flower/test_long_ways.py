@@ -40,7 +40,7 @@ def federated(folder: Path, tmp_path: Path) -> None:
     setup, keys, said = toy_setup(FedPer(), rounds=2), keys_of(folder), list[str]()
     pair = {"certificate": folder / "server" / "server.crt", "key": folder / "server" / "server.key"}
     with open_superlink(keys, **pair) as (grid, port), on_line(folder, setup, port, tmp_path, said):
-        remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02))
+        remote = Remote(setup, FlowerTransport(grid, keys.get), timeouts=Timeouts(interval=0.02))
         assert len(remote.sites.gather(CLIENTS, wait=60)) == 3, said
         records = rounds(setup, remote)
     assert not any(record.errors for record in records)

@@ -332,11 +332,12 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
     import confed.deployment.flower_app
     from confed.cli.app import app
     from confed.deployment.authority import make_key
+    from confed.deployment.policy import SitePolicy
 
     given: list[tuple[object, object]] = []
 
-    def opening(*_: object, limit: float | None, evaluations: str | None, **__: object) -> Site:
-        given.append((limit, evaluations))
+    def opening(*_: object, policy: SitePolicy, **__: object) -> Site:
+        given.append((policy.client_epsilon, policy.evaluations))
         raise ValueError("enough")
 
     monkeypatch.setattr("confed.deployment.flower.open_site", opening)

@@ -74,7 +74,7 @@ def federation(
         for site in sites:
             dial(site)
         try:
-            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=timeouts, progress=lambda _: watch(remote))
+            remote = Remote(setup, FlowerTransport(grid, keys.get), timeouts=timeouts, progress=lambda _: watch(remote))
             yield remote, dial
         finally:
             for stop, _ in running:

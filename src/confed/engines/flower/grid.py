@@ -270,6 +270,12 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
 class OneRunGrid(Grid):
     """What grids of this process, which have one run each, do not offer of Flower's ``Grid``."""
 
+    def admit(self, public: bytes) -> None:
+        """A node for one more public key; a grid whose nodes are fixed has none."""
+
+    def renew_certificate(self) -> None:
+        """The server's certificate read again; a grid without connections has none."""
+
     def set_run(self, run: Run) -> None:
         """Not supported: there is one run."""
         raise NotImplementedError(f"a {type(self).__name__} has one run, its own")
@@ -291,7 +297,7 @@ class SuperLinkGrid(OneRunGrid):
         self._state, self._store = state, store
         self.notices = RejectionLog(logging.getLogger(__name__))  # what was turned away
         self.inbox = Inbox(state, store, largest, self.notices)  # the replies that are waited for
-        self.renew_certificate: Callable[[], None] = lambda: None  # reads the server's certificate again
+        self.reload_certificate: Callable[[], None] = lambda: None
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -305,8 +311,10 @@ class SuperLinkGrid(OneRunGrid):
         # Flower writes these into every message that this process makes.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
 
+    def renew_certificate(self) -> None:
+        self.reload_certificate()
+
     def admit(self, public: bytes) -> None:
-        """A node for one more public key."""
         self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
 
     @property

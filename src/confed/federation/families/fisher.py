@@ -71,6 +71,11 @@ class FisherWeighted(Algorithm):
         return super().unsupported_reason(protection)
 
     @property
+    def steps_alone(self) -> bool:
+        """Not where squared gradients are taken after training."""
+        return self.aggregation != "fisher" and super().steps_alone
+
+    @property
     def updates_compressible(self) -> bool:
         """Not where squared gradients are sent beside the update."""
         return self.aggregation != "fisher" and super().updates_compressible
