@@ -165,6 +165,7 @@ def client(
     from confed.deployment.monitor import monitored
     from confed.deployment.policy import policy_of
     from confed.deployment.transports import Joining, transport_of
+    from confed.system.events import Note
 
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
@@ -181,6 +182,8 @@ def client(
         loaded = _handed_out(recipe, [*(overrides or []), *given], method)
         title, who = _title(loaded), site or kit.resolve().name
         with monitored(notes(site), private, title, site=who, page=page, notify=notify, log=log) as progress:
+            if joining.policy.file:
+                progress(Note(f"policy: {joining.policy.file}"))
             took_part = transport.join(loaded, joining, signature, stop, progress)
     if not took_part:
         raise typer.Exit(FAILED)

@@ -19,7 +19,6 @@ from PIL import Image
 
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.lazy import NoTexts
-from confed.data.picture_tables import NoPictures
 
 METADATA = "croissant.json"
 _TABLE, _PICTURES = "examples.csv", "pictures.zip"
@@ -141,7 +140,7 @@ def _check(dataset: FederatedDataset) -> None:
             "texts before examples": examples.before,
         }  # fmt: skip
         kind = next((name for name, held in lacking.items() if held is not None), "")
-        if examples.labels is None and isinstance(examples.images, NoPictures):
+        if examples.labels is None and not examples.has_pictures:
             kind = kind or "features in place of pictures"
         if kind:
             raise ValueError(f"{dataset.name!r} cannot be written as Croissant: the examples of {place!r} have {kind}")

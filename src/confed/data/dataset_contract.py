@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.picture_tables import NoPictures
 from confed.data.targets import Class, Soft
 from confed.federation.file_names import Title
 
@@ -141,7 +140,7 @@ def _targets(examples: Examples) -> list[Any]:
 
 def _pictures(examples: Examples) -> list[bytes]:
     """Digest of each picture that examples show."""
-    if isinstance(examples.images, NoPictures):
+    if not examples.has_pictures:
         return []
     digests: list[bytes] = []
     for number in np.unique(examples.image_index).tolist():

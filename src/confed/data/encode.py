@@ -17,7 +17,7 @@ from torch import Tensor
 from confed.data.caption_batches import pack_texts
 from confed.data.examples import Examples, Turn, presence
 from confed.data.lazy import NoTexts, Taken
-from confed.data.picture_tables import NoPictures, StoredPictures, channels_first
+from confed.data.picture_tables import StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.table import Table
 from confed.data.targets import SoftTargets, SparseLabels
@@ -70,7 +70,7 @@ class SharedPictures:
     def __call__(self, examples: Examples) -> Tensor | StoredPictures | None:
         """The examples' pictures."""
         images = examples.images
-        if isinstance(images, NoPictures) and (self._optional or examples.labels is not None):
+        if not examples.has_pictures and (self._optional or examples.labels is not None):
             return _NONE if examples.labels is None else None
         if id(images) not in self._read:
             self._read[id(images)] = (images, channels_first(images))

@@ -262,7 +262,7 @@ class Examples:
 
     def _with_pictures(self) -> np.ndarray:
         """Rows whose index of a picture means something: none without pictures, else those that have one."""
-        if isinstance(self.images, NoPictures) and self.regions is None:
+        if not self.has_pictures and self.regions is None:
             return np.zeros(0, dtype=np.int64)
         has_picture = None if self.present is None else self.present.get("image")
         return (
@@ -329,10 +329,15 @@ class Examples:
         return Class(self.answers) if self.annotations is None else Soft(self.answers, self.annotations)
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether there are pictures, and not features of them alone."""
+        return not isinstance(self.images, NoPictures)
+
+    @property
     def tables(self) -> dict[str, bool]:
         """Modality -> whether there is something of it, in the order of :data:`MODALITIES`."""
         return {
-            "image": not isinstance(self.images, NoPictures) or self.regions is not None,
+            "image": self.has_pictures or self.regions is not None,
             "text": not isinstance(self.questions, NoTexts),
             "audio": self.sounds is not None,
             "series": self.series is not None,

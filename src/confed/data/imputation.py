@@ -58,7 +58,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     for (name, role), rows in gone.items():
         examples = parts[name, role]
         names = wanted.setdefault(_stored(examples), [])
-        bare = isinstance(examples.images, NoPictures) and examples.regions is None
+        bare = not examples.has_pictures and examples.regions is None
         if (rows.any() or bare) and name not in names:
             names.append(name)
     made: dict[_Stored, tuple[np.ndarray | Pictures, Regions | None]] = {}
@@ -90,7 +90,7 @@ def _stored(examples: Examples) -> _Stored:
 
 def _one_shape(name: str, parts: Iterable[Examples]) -> tuple[int, ...]:
     """The shape (H, W, 3) of all pictures; (0, 0, 3) where there are features alone."""
-    shapes = {tuple(e.images.shape[1:]) for e in parts if not isinstance(e.images, NoPictures)}
+    shapes = {tuple(e.images.shape[1:]) for e in parts if e.has_pictures}
     if not shapes and any(e.regions is not None for e in parts):
         return 0, 0, 3
     if len(shapes) != 1:
@@ -106,7 +106,7 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
     rows = np.flatnonzero(presence(examples)[:, MODALITIES.index("image")])
     if fill == "zero" or not len(rows):
         return np.zeros(shape, np.uint8)
-    if isinstance(examples.images, NoPictures):
+    if not examples.has_pictures:
         raise ValueError("data.missing.fill must be 'zero' where a dataset has features and not the pictures")
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).round().astype(np.int64)]
     total = np.zeros(shape, np.float64)
@@ -126,7 +126,7 @@ def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.nd
         _, most, width = regions.shape
         blank = HeldRegions(np.zeros((count, most, width), np.float32), np.zeros((count, most, 4)), regions.encoder)
         regions = join([regions, blank])
-    if isinstance(images, NoPictures):
+    if not examples.has_pictures:
         # Without features these are the examples of a client without pictures: there are stand-ins alone.
         return (pictures, None) if regions is None else (NoPictures(len(images) + count), regions)
     if isinstance(images, np.ndarray):

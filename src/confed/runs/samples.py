@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from confed.data.chat import pictures_shown, transcript
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
-from confed.data.picture_tables import NoPictures
 from confed.data.sounds import Sounds
 from confed.data.table import Table
 from confed.data.time_series import Series
@@ -263,7 +262,7 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         pictures = pictures[: pictures_shown(examples.conversations[row])]
         has_picture = len(pictures) > 0
         entry["question"] = transcript(examples.conversations[row])
-    if has_picture and not isinstance(examples.images, NoPictures):
+    if has_picture and examples.has_pictures:
         entry["image"] = png(examples.images[int(pictures[0])])
     if has_picture and len(pictures) > 1:
         entry["image2"] = png(examples.images[int(pictures[1])])
