@@ -22,6 +22,7 @@ from confed.release.probe import Estimate, probes
 from confed.release.seal import check_seal, seal
 from confed.release.standout import robust_z
 from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
+from confed.results.stored import records_of
 from confed.runs.run import run
 
 HEAD = (
@@ -160,7 +161,7 @@ def test_account_of_rounds_kinds_and_outliers() -> None:
     assert spans([1, 2, 3, 5, 7, 8]) == "1–3, 5, 7–8"
     assert spans([]) == "none"
     lines = [{"event": "round", "round": r, "bytes_up": {"a": 10, "b": 5}, "errors": {"b": "x"}} for r in (1, 2)]
-    rows = sent_by_site(lines, {"a": {"train": 7}}, ["a", "b"])
+    rows = sent_by_site(records_of(lines), {"a": {"train": 7}}, ["a", "b"])
     assert [(row.rounds, row.times, row.bytes, row.records) for row in rows] == [
         ("1–2", 2, 20, 7),
         ("none", 0, 0, None),

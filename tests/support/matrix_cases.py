@@ -353,7 +353,15 @@ def hook_case(name: str) -> Case:
     return Case("hook", name, None, method(), SGD, (given.base(), SGD))
 
 
-UNASKED = ("deployed_model", "reports", "search_space", "effective_value", "updates_compressible", "own_hooks")
+UNASKED = (
+    "deployed_model",
+    "reports",
+    "search_space",
+    "effective_value",
+    "updates_compressible",
+    "steps_alone",
+    "own_hooks",
+)
 """Hooks that are not asked in a round."""
 
 CASES = {f"local.{name} = {value!r}": field_case(name, value) for name in FIELDS for value in FIELDS[name][1]}

@@ -119,6 +119,7 @@ HOOKS: Mapping[str, Row] = {
     "search_space": _OUTSIDE,
     "effective_value": _OUTSIDE,
     "updates_compressible": _OUTSIDE,
+    "steps_alone": _OUTSIDE,
     "title": _OUTSIDE,
     "own_hooks": _OUTSIDE,
 }
