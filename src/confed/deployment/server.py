@@ -534,18 +534,22 @@ class _Leader:
         runner.left_out = left_out
         runner.bounded.update({name: f"it {sentence}" for name, sentence in heavy.items()})
 
-        def added() -> list[str]:
-            remote.sites.look()
-            return [name for name in listed_now() if name not in self.expected and name in remote.sites.lines]
+        added: list[str] = []
 
-        runner.stopping = lambda: bool(added())
+        def a_site_was_added() -> bool:
+            remote.sites.look()
+            new = [name for name in listed_now() if name not in self.expected]
+            added.extend(name for name in new if name in remote.sites.lines)
+            return bool(added)
+
+        runner.stopping = a_site_was_added
         try:
             summary = runner.run()
-        except KeyboardInterrupt:
-            if not (names := added()):
+        except KeyboardInterrupt:  # of that, or of who runs the server, which ends it
+            if not added:
                 raise
             remote.remember()
-            raise SitesAdded(names) from None
+            raise SitesAdded(added) from None
         remote.remember()
         remote.take_leave()
         return summary
