@@ -57,19 +57,7 @@ def coco(
             divided (``test_share``).
         level: 80 categories or their 12 groups.
         categories: COCO's own 80, or those that the file of ``train`` lists, for other datasets in COCO's format.
-        alpha: concentration of the skewed partitions.
-        validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
-            seed.
-        test_share: without ``test``, the share of each client's pictures that are its test.
         unlabelled: keep pictures without any object; published multi-label results leave them out.
-        max_train: most training pictures per client, chosen by the seed.
-        unreadable: share of the pictures that may be left out because they cannot be read.
-        check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
-            changes (:mod:`confed.data.ml_files.integrity`). "present" only looks whether they are there and not empty,
-            for pictures that are known to be sound: a damaged one then leaves its client out of rounds, or ends the run
-            in an evaluation. Pictures that fit into 256 MB of memory are decoded in any case, and kept there.
-        image_size: side of the pictures in pixels.
-        seed: see ``validation`` and ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a category is none of the list, a picture is in both parts (as
     2014's test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.

@@ -13,11 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import ChatOptions
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import ClassPartition, class_rows, federate_classes
+from confed.data.intake.class_table import ClassOptions, NumberedPictures, class_rows, federate_classes
 from confed.data.intake.opening import read_picture
-from confed.data.picture_files import PictureFiles
 from confed.data.refusals import expecting, library
 from confed.datasets.reader import reader
 
@@ -29,32 +27,19 @@ _SHOWN = (1, 1, -1)
 @reader(
     "root partition * table columns frames window clients alpha validation test_share max_train unreadable check "
     "image_size seed",
-    things="examples", partition=ClassPartition | None,
-)  # fmt: skip
+    things="examples",
+)
 def dicom_folders(
-    how: ChatOptions,
-    table: str = "",
+    how: ClassOptions,
     frames: Literal["middle", "all"] = "middle",
-    window: tuple[float, float] | None = None,
 ) -> FederatedDataset:
     """DICOM pictures with one class each; a patient's are on one side of every split.
 
     Options:
-        partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
-            table has such a column, otherwise "iid".
-        table: name of the table; default: the only one in the folder.
-        columns: what a column is here -> its name in the table.
         frames: of files with several, the one in the middle or all.
-        window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own, else all values.
-        clients: number of clients, but for "client".
-        validation: share of a client's patients held out, where no row is of that split.
-        test_share: share held out as tests, where no row is of that split; the same for all seeds.
-        unreadable: share of the pictures that may be left out because they cannot be read.
-        image_size: side of the pictures in pixels.
-        seed: chooses validation and, under ``max_train``, training examples.
     """
     folder, rows, names, burned = how.folder, list[Any](), list[str](), list[str]()
-    for row in class_rows(folder, table, how.columns):
+    for row in class_rows(folder, how.table, how.columns):
         head = _header(folder / row.image)
         count = int(head.get("NumberOfFrames") or 1)
         shown = range(count) if frames == "all" else (count // 2,)
@@ -64,20 +49,15 @@ def dicom_folders(
     if burned:
         warnings.warn(f"{len(burned)} files have text burned into their pixels, such as {burned[0]}", stacklevel=2)
     pictures = DicomPictures(names, how.image_size, below=folder, unreadable=how.unreadable, check=how.check)
-    pictures.window = window
+    pictures.window = how.window
     return federate_classes("dicom_folders", rows, pictures, how, {"origin": "DICOM files of a folder"})
 
 
-class DicomPictures(PictureFiles):
+class DicomPictures(NumberedPictures):
     """Frames of DICOM files; names have the frame behind "#"."""
 
-    window: tuple[float, float] | None = None
-
-    def file(self, row: int) -> Path:
-        return self.source / self.names[row].rpartition("#")[0]
-
     def opened(self, row: int) -> np.ndarray:
-        file, frame = self.file(row), int(self.names[row].rpartition("#")[2])
+        file, frame = self.file(row), self.number(row)
         with expecting(file, "a DICOM picture", Exception):
             content = library("pydicom", file, "medical").dcmread(file)
             check_array((int(content.Rows), int(content.Columns), 3), np.dtype(np.float64), str(file))

@@ -78,10 +78,6 @@ def easy_vqa(options: Options) -> Reading:
         partition: one client per colour or per question type, or ``clients`` clients that are IID, skewed by
             answer (``alpha``) or by size (``sigma``).
         unseen: colours that no client trains on; tested on the published test split.
-        clients: number of clients of "iid", "dirichlet" and "quantity".
-        max_test: most test questions per client and unseen colour.
-        image_size: side of the pictures in pixels.
-        seed: chooses validation pictures and training questions; owners and test sets are the same for all.
     """
     base, packed = _find(options.folder)
     vocabulary = _vocabulary(base)

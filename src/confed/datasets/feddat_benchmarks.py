@@ -381,7 +381,6 @@ def feddat_domain(
     of range.
 
     Options:
-        root: see above.
         clients: which of art, abstract, vizwiz, cocoqa and gqa take part; all by default.
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -421,7 +420,6 @@ def feddat_function(
     of range.
 
     Options:
-        root: see above.
         clients: which functions take part; all five by default ("scenetext", which FedDAT drops, can be named).
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -449,7 +447,6 @@ def feddat_scene(
     of range.
 
     Options:
-        root: see above.
         clients: which scenes take part, without their letter; all six by default.
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -486,7 +483,6 @@ def feddat_task(
     of range.
 
     Options:
-        root: see above.
         clients: which of vqa, nlvr2, snli_ve and vcr take part; all by default.
         answers: size of the answer set of VQA.
         shots: training examples per class of NLVR2 and SNLI-VE.

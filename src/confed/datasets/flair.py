@@ -217,10 +217,6 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
         validation: share of each training user's pictures held out for validation, rounded, so that users with few
             have none; chosen by the seed. Published results train on all and look at the place "validation".
         max_train: most training pictures per user, chosen by the seed (FLAIR's benchmark: 512).
-        unreadable: share of the pictures of a split that may be left out because they cannot be read.
-        check: as for :func:`confed.datasets.coco_labels.coco`.
-        image_size: side of the pictures in pixels.
-        seed: see ``validation`` and ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a label is outside the ontology (the first few are listed), too
     many pictures cannot be read, no client has training examples, or an option is out of range.

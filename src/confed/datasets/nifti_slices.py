@@ -12,11 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from confed.data.bounded_files import check_array
-from confed.data.chat_federate import ChatOptions
 from confed.data.examples import FederatedDataset
-from confed.data.intake.class_table import ClassPartition, class_rows, federate_classes
+from confed.data.intake.class_table import ClassOptions, NumberedPictures, class_rows, federate_classes
 from confed.data.intake.opening import read_picture
-from confed.data.picture_files import PictureFiles
 from confed.data.refusals import expecting, library, refuse
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE
@@ -31,56 +29,38 @@ _SHARES = (0.5, 99.5)
 @reader(
     "root partition * table columns plane slices window clients alpha validation test_share max_train unreadable check "
     "image_size seed",
-    things="examples", partition=ClassPartition | None,
-)  # fmt: skip
+    things="examples",
+)
 def nifti_slices(
-    how: ChatOptions,
-    table: str = "",
+    how: ClassOptions,
     plane: Plane = "axial",
     slices: Annotated[int, AT_LEAST_ONE] = 1,
-    window: tuple[float, float] | None = None,
 ) -> FederatedDataset:
     """Slices of volumes with one class each; those of a volume and of a patient are on one side of every split.
 
     Options:
-        partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
-            table has such a column, otherwise "iid".
-        table: name of the table; default: the only one in the folder.
-        columns: what a column is here -> its name in the table.
         plane: "axial", "coronal" or "sagittal".
         slices: how many of each volume, evenly spaced and the middle one among an odd number.
-        window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own limits, or the
-            percentiles 0.5 and 99.5 of each volume.
-        clients: number of clients, but for "client".
-        validation: share of a client's patients held out, where no row is of that split.
-        test_share: share held out as tests, where no row is of that split; the same for all seeds.
-        unreadable: share of the slices that may be left out because they cannot be read.
-        image_size: side of the pictures in pixels.
-        seed: chooses validation and, under ``max_train``, training examples.
 
     Raises ``ValueError``: nibabel is not installed, the table is missing or faulty, or too many files cannot be read.
     """
     library("nibabel", "nifti_slices", "medical")
     folder, rows, names = how.folder, list[Any](), list[str]()
-    for row in class_rows(folder, table, how.columns):
+    for row in class_rows(folder, how.table, how.columns):
         rows += [row] * slices
         names += [f"{row.image}#{number}" for number in range(slices)]
     pictures = NiftiSlices(names, how.image_size, below=folder, unreadable=how.unreadable, check=how.check)
-    pictures.axis, pictures.count, pictures.window = _AXIS[plane], slices, window
+    pictures.axis, pictures.count, pictures.window = _AXIS[plane], slices, how.window
     return federate_classes("nifti_slices", rows, pictures, how, {"origin": f"{plane} slices of NIfTI volumes"})
 
 
-class NiftiSlices(PictureFiles):
+class NiftiSlices(NumberedPictures):
     """Slices of NIfTI volumes; names have the slice's number behind "#"."""
 
     axis, count = 2, 1
-    window: tuple[float, float] | None = None
-
-    def file(self, row: int) -> Path:
-        return self.source / self.names[row].rpartition("#")[0]
 
     def opened(self, row: int) -> np.ndarray:
-        file, number = self.file(row), int(self.names[row].rpartition("#")[2])
+        file, number = self.file(row), self.number(row)
         volume, low, high = _volume(file, self.version(row))
         if self.window is not None:
             low, high = self.window[0] - self.window[1] / 2, self.window[0] + self.window[1] / 2

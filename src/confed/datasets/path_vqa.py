@@ -40,9 +40,7 @@ def path_vqa(how: ChatOptions) -> FederatedDataset:
     Options:
         partition: equal random shares ("iid"), shares skewed by answers ("dirichlet"), or one client per "type" of
             answer, closed (yes or no) or open.
-        clients: number of clients, but for "type".
         image_size: side of the pictures in pixels; other proportions are squeezed. They are kept in memory.
-        seed: chooses training questions under ``max_train``.
 
     Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """

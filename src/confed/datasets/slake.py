@@ -41,8 +41,6 @@ def slake(
             answers ("dirichlet").
         language: of the questions; those of the other one are left out and counted.
         place: what "place" is: "modality" (CT, MRI, X-Ray) or "location" (part of the body).
-        clients: number of clients, but for "place" and "type".
-        seed: chooses training questions under ``max_train``.
 
     Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """

@@ -66,20 +66,12 @@ def ucm_labels(options: Options) -> Reading:
     labels in training has much of it in its test. Owners and test sets are the same for all seeds.
 
     Options:
-        root: the data set's folder.
         partition: one client per scene (six) or per land use (21); "users", scenes cut into users of log-normal sizes,
             as FLAIR's users are; or ``clients`` clients that are IID, or skewed by whole sets of labels or by single
             labels (``alpha``).
         unseen: scenes that no client trains on, whatever the partition; tested on all their pictures but the training
             ones.
-        clients: number of clients of "iid", "dirichlet" and "label_skew".
-        alpha: concentration of the last two.
         sigma: standard deviation of the logarithm of their number.
-        minimum: fewest training pictures of a client ("dirichlet" and "label_skew").
-        max_train: most training pictures per client, chosen by the seed.
-        unreadable: share of the pictures that may be left out because they cannot be read.
-        image_size: side of the pictures in pixels.
-        seed: see ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a label is none of the 17, too many pictures cannot be read, or
     an option is out of range.

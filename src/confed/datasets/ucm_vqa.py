@@ -52,14 +52,9 @@ def ucm_vqa(options: Options) -> Reading:
     out of range.
 
     Options:
-        root: the data set's folder.
         partition: one client per scene (six) or per land use (21), less the unseen scenes, or ``clients``
             clients that are IID, skewed by answer (``alpha``) or by size (``sigma``).
         unseen: scenes that no client trains on.
-        clients: number of clients of "iid", "dirichlet" and "quantity".
-        max_test: most test questions per client and unseen scene.
-        image_size: side of the pictures in pixels.
-        seed: chooses the training questions under ``max_train``; owners and test sets are the same for all.
     """
     root = options.folder
     _require(root)

@@ -98,15 +98,6 @@ def voc(
         partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
         train: "year:list" of what is shared out, such as "VOC2007:trainval" and "VOC2012:trainval".
         test: "year:list" of what is the place "test"; none: each client's own pictures are divided (``test_share``).
-        alpha: concentration of the skewed partitions.
-        validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
-            seed.
-        test_share: without ``test``, the share of each client's pictures that are its test.
-        max_train: most training pictures per client, chosen by the seed.
-        unreadable: share of the pictures that may be left out because they cannot be read.
-        check: as for :func:`confed.datasets.coco_labels.coco`.
-        image_size: side of the pictures in pixels.
-        seed: see ``validation`` and ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a class is none of the 20, a picture is in both parts, too many
     pictures cannot be read, or an option is out of range.

@@ -40,8 +40,6 @@ def vqa_rad(how: ChatOptions) -> FederatedDataset:
     Options:
         partition: one client per "place" (organ) or "type" (open or closed), equal random shares ("iid"), or shares
             skewed by answers ("dirichlet").
-        clients: number of clients, but for "place" and "type".
-        seed: chooses validation questions and, under ``max_train``, training questions.
 
     Raises ``ValueError``: a file or picture is missing or faulty (names file and row), or an option is out of range.
     """
