@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split, presence
+from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
 from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import NoPictures, Pictures
@@ -30,8 +30,6 @@ Fill = Literal["zero", "mean"]
 LOOKED_AT = 1000
 """Pictures of a client whose mean is taken; of more, so many that are spread evenly."""
 
-_Key = tuple[str, str]
-"""Client or place, and role."""
 _Stored = tuple[int, int]
 """The identity of a table of pictures and of its regions."""
 
@@ -45,10 +43,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     Raises ``ValueError``: no example has a picture, pictures are of several sizes, or the dataset brings features of
     regions that are not in memory or whose mean is asked for.
     """
-    parts: dict[_Key, Examples] = {}
-    for name, split in dataset.clients.items():
-        parts |= {(name, role): examples for role, examples in split.roles.items()}
-    parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
+    parts = {(name, role): examples for name, role, examples in dataset.placed()}
     gone = {key: ~presence(examples)[:, MODALITIES.index("image")] for key, examples in parts.items()}
     if not any(rows.any() for rows in gone.values()):
         return dataset
@@ -63,8 +58,8 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
             names.append(name)
     made: dict[_Stored, tuple[np.ndarray | Pictures, Regions | None]] = {}
 
-    def whole(key: _Key) -> Examples:
-        examples, rows, name = parts[key], gone[key], key[0]
+    def whole(examples: Examples, name: str, role: str) -> Examples:
+        rows = gone[name, role]
         names = wanted[_stored(examples)]
         if not names:
             return examples
@@ -78,10 +73,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
             index[rows] = len(images) - len(names) + names.index(name)
         return replace(examples, images=images, regions=regions, image_index=index)
 
-    clients: dict[str, Split] = {}
-    for name, split in dataset.clients.items():
-        clients[name] = Split(**{role: whole((name, role)) for role in split.roles})
-    return replace(dataset, clients=clients, unseen={name: whole((name, "unseen")) for name in dataset.unseen})
+    return dataset.changed(whole)
 
 
 def _stored(examples: Examples) -> _Stored:
@@ -285,13 +277,10 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
             lost[modality] += gone
         return _without(examples, after)
 
-    clients: dict[str, Split] = {}
-    for name, split in dataset.clients.items():
-        clients[name] = Split(**{role: less(examples, name, role) for role, examples in split.roles.items()})
-    unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
+    after = dataset.changed(less)
     told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
     facts = {**dataset.facts, "missing": f"{told} examples"}
-    return _owning(dataset, replace(dataset, clients=clients, unseen=unseen, facts=facts), owned)
+    return _owning(dataset, replace(after, facts=facts), owned)
 
 
 def _owning(

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.examples import Examples, FederatedDataset
 from confed.data.imputation import PicturesBehind
 from confed.data.options import Options
 from confed.data.picture_tables import NoPictures, Pictures
@@ -244,20 +244,20 @@ def poisoned(
         rng = np.random.default_rng([options.seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
-    splits: dict[str, Split] = {}
-    for name, split in clean.clients.items():
-        splits[name] = Split(*(_over(examples, tables) for examples in split.roles.values()))
     told: list[str] = []
     for name, drawn in plans.items():
-        rows = tables[id(clean.clients[name].train.images)][2]
-        splits[name] = replace(splits[name], train=poison(splits[name].train, key, drawn, rows))
         one = f"{len(drawn.picture)} + {len(drawn.question)} with one"
         told.append(f"{name}: {len(drawn.both)} pictures with both keys, {one}")
-    return replace(
-        clean,
+
+    def extended(examples: Examples, name: str, role: str) -> Examples:
+        over = _over(examples, tables)
+        if role != "train" or name not in plans:
+            return over
+        return poison(over, key, plans[name], tables[id(examples.images)][2])
+
+    return clean.changed(
+        extended,
         name="poisoned",
-        clients=splits,
-        unseen={name: _over(examples, tables) for name, examples in clean.unseen.items()},
         words=(*clean.words, *((word,) if word not in clean.words else ())),
         facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {', '.join(told)}"},
     )

@@ -142,10 +142,7 @@ def settled(dataset: Any, account: Account | None, why: str) -> Any:
     if account is None:
         return dataset
     names: set[str] = set()
-    for split in dataset.clients.values():
-        for examples in split.roles.values():
-            names.update(examples.names)
-    for examples in dataset.unseen.values():
+    for _, _, examples in dataset.placed():
         names.update(examples.names)
     account = account.keep(names, why)
     facts = {key: value for key, value in dataset.facts.items() if key not in ("account", "read")}
