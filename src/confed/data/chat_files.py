@@ -60,27 +60,17 @@ class ChatRecord:
     united: tuple[str, ...] = ()
 
 
-def chat_records(
-    file: Path,
-    columns: Mapping[str, str] | None = None,
-    question: str = "",
-    account: Account | None = None,
-    fold_case: bool = False,
-) -> list[ChatRecord]:
+def chat_records(file: Path, columns: Mapping[str, str] | None = None, question: str = "") -> list[ChatRecord]:
     """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.intake.tables.ENDINGS`).
 
-    Rows without a question, an answer or, where others have one, a picture are left out of it and in the account.
+    Rows without a question, an answer or, where others have one, a picture are left out.
     """
-    account = Account() if account is None else account
-    read = read_records(file, columns)
-    account.rows[str(file)] = len(read.rows)
-    account.note(read.how_read)
     entries: list[tuple[str, dict[str, Any]]] = []
-    for row, entry in read.rows:
+    for row, entry in read_records(file, columns).rows:
         if not isinstance(entry, dict):
             refuse(f"{file}, row {row}", "an object", entry)
         entries.append((f"{file}, row {row}", entry))
-    return records_of(entries, question, file.stem, account, fold_case)
+    return records_of(entries, question, file.stem, Account())
 
 
 def records_of(

@@ -19,7 +19,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
 from confed.data.modality_names import sort_modalities
-from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.picture_tables import Pictures, behind
 from confed.data.refusals import check_choice
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.seeding import generator
@@ -109,7 +109,7 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
 
 def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.ndarray | Pictures, Regions | None]:
     """A table of pictures, and of their regions, with K more behind it."""
-    count, images, regions = len(pictures), examples.images, examples.regions
+    count, regions = len(pictures), examples.regions
     if regions is not None:
         if not isinstance(regions, HeldRegions):
             raise ValueError("missing pictures can be filled in where features of regions are in memory only")
@@ -118,40 +118,10 @@ def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.nd
         _, most, width = regions.shape
         blank = HeldRegions(np.zeros((count, most, width), np.float32), np.zeros((count, most, 4)), regions.encoder)
         regions = join([regions, blank])
-    if not examples.has_pictures:
-        # Without features these are the examples of a client without pictures: there are stand-ins alone.
-        return (pictures, None) if regions is None else (NoPictures(len(images) + count), regions)
-    if isinstance(images, np.ndarray):
-        # Channels come first in memory, so that the tensor made of it is a view.
-        both = np.concatenate([images.transpose(0, 3, 1, 2), pictures.transpose(0, 3, 1, 2)])
-        return both.transpose(0, 2, 3, 1), regions
-    return PicturesBehind(images, pictures), regions
-
-
-class PicturesBehind:
-    """A table of pictures with K more behind its own; implements :class:`confed.data.picture_tables.Pictures`."""
-
-    dtype = np.dtype(np.uint8)
-    ndim = 4
-
-    def __init__(self, pictures: Pictures, more: np.ndarray) -> None:
-        self._pictures, self._more = pictures, more
-        self.shape: tuple[int, ...] = (len(pictures) + len(more), *more.shape[1:])
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        first = len(self._pictures)
-        if np.ndim(index) == 0:
-            return self._more[index - first] if index >= first else self._pictures[index]
-        rows = np.asarray(index)
-        from_first = rows < first
-        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
-        if from_first.any():
-            pictures[from_first] = self._pictures[rows[from_first]]
-        pictures[~from_first] = self._more[rows[~from_first] - first]
-        return pictures
+    if not examples.has_pictures and regions is None:
+        # These are the examples of a client without pictures: there are stand-ins alone.
+        return pictures, None
+    return behind(examples.images, pictures), regions
 
 
 # Random missing modalities in any dataset ---------------------------------------------------------------------

@@ -16,9 +16,8 @@ from confed.data.examples import Examples, FederatedDataset, Turn
 from confed.data.federate import floors
 from confed.data.intake.account import settled
 from confed.data.ml_files.integrity import check_share, unreadable_rows
-from confed.data.picture_files import NamedPictures
+from confed.data.picture_files import NamedPictures, in_memory
 from confed.data.picture_tables import LeftOut
-from confed.data.pictures import empty_table
 
 
 def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
@@ -70,9 +69,7 @@ def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
     """
     tables: dict[int, np.ndarray] = {}
     for files in {id(examples.images): examples.images for examples in dataset.everything}.values():
-        table = tables[id(files)] = empty_table(len(files), files.shape[1])
-        for row in range(len(files)):
-            table[row] = files[row]
+        tables[id(files)] = in_memory(files)
     return dataset.changed(lambda examples, _, __: replace(examples, images=tables[id(examples.images)]))
 
 

@@ -130,7 +130,7 @@ def _read(root: Path, domains: Sequence[str], account: Account) -> list[_Row]:
                     refuse(where, "every picture once", found=f"{row.path} again")
                 seen.add(row.path)
                 rows.append(row)
-                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.count(file)
                 account.used[row.path] = f"{file}, row {row.line}"
     return rows
 

@@ -560,8 +560,7 @@ def _assembled(
     def counted(make: Callable[[], Source]) -> Source:
         source = make()
         for record in chain(source.train, source.validation or (), source.test):
-            account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
-            account.used[record.name] = record.where
+            account.use(record)
         return source
 
     dataset = assemble(

@@ -257,7 +257,7 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
 
 def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[LabelRecord]:
     for record in records:
-        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+        account.count(record.file)
         yield record
 
 

@@ -24,9 +24,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.imputation import PicturesBehind
 from confed.data.options import Options
-from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.picture_tables import NoPictures, Pictures, behind
 from confed.data.readable import leave_out_unreadable
 from confed.data.refusals import check_choice, check_distinct
 from confed.data.regions import HeldRegions, Regions, join
@@ -311,7 +310,7 @@ def _with_stamped(clean: FederatedDataset, plans: Mapping[str, Plan], key: DualK
         if not len(rows):
             extended[id(train.images)] = (train.images, train.regions, where)
             continue
-        images = _joined(train.images, stamped_pictures(train.images, key, rows))
+        images = behind(train.images, stamped_pictures(train.images, key, rows))
         regions = None if train.regions is None else _joined_regions(train.regions, key, rows)
         extended[id(train.images)] = (images, regions, where)
     return extended
@@ -325,21 +324,13 @@ def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
     return replace(examples, images=images, regions=None if examples.regions is None else regions)
 
 
-def _joined(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
-    if isinstance(images, NoPictures):
-        return NoPictures(len(images) + len(more))
-    if isinstance(images, np.ndarray):
-        return np.concatenate([images, np.asarray(more)])
-    return PicturesBehind(images, np.asarray(more))
-
-
 def _joined_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> Regions:
     more = stamped_regions(regions, key, rows)
     return join([regions, more]) if isinstance(regions, HeldRegions) else _JoinedRegions(regions, more)
 
 
 class _JoinedRegions:
-    """As :class:`confed.data.imputation.PicturesBehind`, of regions."""
+    """As :class:`confed.data.picture_tables.PicturesBehind`, of regions."""
 
     def __init__(self, first: Regions, more: HeldRegions) -> None:
         self.first, self.more, self.encoder = first, more, first.encoder
