@@ -325,8 +325,6 @@ def _last(picture: str) -> str:
     return PurePosixPath(picture).name
 
 
-# FedDAT's four benchmarks (Chen et al., AAAI 2024, section 4.1): domain, function, scene and task -----------
-
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
     folder.replace("{split}", split) + "{name}" for split, folder in product(("train2014", "val2014"), _COCO_FOLDERS)

@@ -190,8 +190,6 @@ def _check_home(home: dict[str, str], user: str, split: str, where: str) -> None
         refuse(where, f"the partition {home[user]}, as before, for the user {user}", found=split)
 
 
-# FLAIR (Song et al., NeurIPS 2022): photographs of 51,414 Flickr users, with 17 coarse and 1,628 fine --------
-
 _METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relationship.txt", "small_images"
 _ENDINGS = (".hdf5", ".h5")
 _FACTS = {

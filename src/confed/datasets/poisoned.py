@@ -199,9 +199,6 @@ def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float
     return float((given[counted] == target).mean())
 
 
-# Backdoor poisoning of any dataset by some of its clients ---------------------------------------------------
-
-
 @reader("of clients target * rate partial word size colour dimensions strength seed")
 def poisoned(
     options: Options,

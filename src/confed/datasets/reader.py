@@ -77,9 +77,6 @@ def _read_into(held: np.ndarray, pictures: NamedPictures) -> dict[int, str]:
     return lost
 
 
-# Datasets as readers: a function reads files into a pool, and the common options share the pool out ---------
-
-
 @dataclass(frozen=True)
 class Reading:
     """Examples that were read, before they are shared out.

@@ -74,8 +74,6 @@ def check_captions(captions: Sequence[str], where: str) -> None:
             refuse(where, "captions that are not empty", caption)
 
 
-# Readers of caption annotations: COCO's, Karpathy's splits, and Flickr30k's list of tokens ------------------
-
 _IMAGES, _CAPTIONS = ("image", "image_name", "filename", "file_name", "file"), ("caption", "comment", "text")
 """Columns of tables with a caption a row, as Flickr8k and Flickr30k are passed on."""
 _LAYOUTS = "an object with a list under 'images' (and 'annotations'), as COCO and Karpathy have it"
