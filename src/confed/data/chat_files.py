@@ -60,17 +60,27 @@ class ChatRecord:
     united: tuple[str, ...] = ()
 
 
-def chat_records(file: Path, columns: Mapping[str, str] | None = None, question: str = "") -> list[ChatRecord]:
+def chat_records(
+    file: Path,
+    columns: Mapping[str, str] | None = None,
+    question: str = "",
+    account: Account | None = None,
+    fold_case: bool = False,
+) -> list[ChatRecord]:
     """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.intake.tables.ENDINGS`).
 
-    Rows without a question, an answer or, where others have one, a picture are left out.
+    Rows without a question, an answer or, where others have one, a picture are left out of it and in the account.
     """
+    account = Account() if account is None else account
+    read = read_records(file, columns)
+    account.rows[str(file)] = len(read.rows)
+    account.note(read.how_read)
     entries: list[tuple[str, dict[str, Any]]] = []
-    for row, entry in read_records(file, columns).rows:
+    for row, entry in read.rows:
         if not isinstance(entry, dict):
             refuse(f"{file}, row {row}", "an object", entry)
         entries.append((f"{file}, row {row}", entry))
-    return records_of(entries, question, file.stem, Account())
+    return records_of(entries, question, file.stem, account, fold_case)
 
 
 def records_of(

@@ -34,8 +34,7 @@ class Options:
         max_test: most test {things} per client and unseen place.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
-        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that fit into
-            256 MB of memory are decoded in any case, and kept there.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation {things}; the test {things} are the same for all seeds.
     """
 
