@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from itertools import chain, islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -502,6 +502,14 @@ class FederatedDataset:
                 yield client, role, examples
         for place, examples in self.unseen.items():
             yield place, "unseen", examples
+
+    def changed(self, change: Callable[[Examples, str, str], Examples], **fields: Any) -> "FederatedDataset":
+        """The dataset with ``change`` of the examples of every place and role, as :meth:`placed` has them."""
+        clients: dict[str, Split] = {}
+        for name, split in self.clients.items():
+            clients[name] = Split(**{role: change(examples, name, role) for role, examples in split.roles.items()})
+        unseen = {name: change(examples, name, "unseen") for name, examples in self.unseen.items()}
+        return replace(self, clients=clients, unseen=unseen, **fields)
 
     @cached_property
     def kind(self) -> Kind:

@@ -328,9 +328,6 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
             refuse("tables put together", f"{what} of all, or of none", found=f"those of {len(having)}")
     names = tables[0].columns.keys()
     check_same("columns of tables", [frozenset(table.columns) for table in tables])
-    columns: dict[str, Tensor] = {}
-    for name in names:
-        columns[name] = torch.cat([table.columns[name] for table in tables])
     sounds, sound_index = _pool_clips([(table.sounds, table.sound_index) for table in tables], tables)
     series, series_index = _pool_clips([(table.series, table.series_index) for table in tables], tables)
     columns: dict[str, Tensor] = {}
