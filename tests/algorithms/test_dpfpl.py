@@ -21,6 +21,7 @@ from confed.runs.run import prepare
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyTask, toy_setup
 from confed.testing.trial import run
+from refusals import refuses
 
 WIDE = ExamplePrivacy(clip=1e9)
 RNG = torch.Generator().manual_seed(1)
@@ -129,12 +130,10 @@ def test_every_step_draws_noise_of_its_own(
 
 
 def test_iterations_and_class_lists_from_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"local\.iterations must be 0 for DP-FPL"):
-        check_local(DPFPL(), Local(iterations=3))
+    refuses(r"local\.iterations must be 0 for DP-FPL", check_local, DPFPL(), Local(iterations=3))
     told = ["algorithm.name=dpfpl", "algorithm.example_privacy.noise=1.0", "data.offer=own", "~study.lr"]
     recipe = load_recipe("prompts_scenes", [*told, "study.methods=[]", "data.partition=classes", "data.classes=8"])
-    with pytest.raises(ValueError, match=r"which no noise hides: set data\.offer = 'base'"):
-        prepare(recipe)
+    refuses(r"which no noise hides: set data\.offer = 'base'", prepare, recipe)
 
 
 def test_claimed_epsilon_turns_the_released_codes_formula_round() -> None:
@@ -163,5 +162,4 @@ def test_both_epsilons_are_in_summary_and_report(tmp_path: Path) -> None:
 
 
 def test_a_clip_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"example_privacy\.clip must be positive"):
-        replace(WIDE, clip=0.0)
+    refuses(r"example_privacy\.clip must be positive", replace, WIDE, clip=0.0)

@@ -24,6 +24,7 @@ from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_clients, toy_model, toy_setup
 from quadratics import Array, Bowl, Same
+from refusals import refuses
 from toy_runs import simulated
 
 STEPS, RATE = 5, 0.1
@@ -356,10 +357,8 @@ def test_a_schedule_is_in_scaffolds_step_length() -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"algorithm\.alpha must be positive, got 0"):
-        FedDyn(alpha=0)
-    with pytest.raises(ValueError, match=r"algorithm\.alpha must not be negative, got -1"):
-        FedDC(alpha=-1)
+    refuses(r"algorithm\.alpha must be positive, got 0", FedDyn, alpha=0)
+    refuses(r"algorithm\.alpha must not be negative, got -1", FedDC, alpha=-1)
     for method in (FedDyn(), FedDC(), Scaffold()):
         setup = replace(toy_setup(FedAvg()), algorithm=method)
         with pytest.raises(RuntimeError, match=r"does not know this model's buffers; call configure\(model, task\)"):

@@ -21,6 +21,7 @@ from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.testing.toy import ToyTask
 from lora_federation import RANKS, SCALE, A, B, D, LoRAToy, product, run
+from refusals import refuses
 
 
 def random_factors(ranks: tuple[int, ...], m: int = 7, n: int = 5) -> list[tuple[Tensor, Tensor]]:
@@ -65,10 +66,8 @@ def test_directions_without_weight_can_still_learn() -> None:
 
 
 def test_factors_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"factors and as many weights, got 0 and 0"):
-        stack([], [])
-    with pytest.raises(ValueError, match=r"must lie in 1..2, which the factors have, got 3"):
-        redistribute(random_factors((2,))[0], 3)
+    refuses(r"factors and as many weights, got 0 and 0", stack, [], [])
+    refuses(r"must lie in 1..2, which the factors have, got 3", redistribute, random_factors((2,))[0], 3)
 
 
 def test_the_mean_by_dimension_is_over_those_who_have_it() -> None:
@@ -81,10 +80,8 @@ def test_the_mean_by_dimension_is_over_those_who_have_it() -> None:
     assert torch.allclose(dimension_wise([f.T for f in factors], weights, like.T, 1), wanted.T)
     same = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(dimension_wise([same, same[:1], same], [0.3, 7.0, 2.0], torch.zeros(2, 5), 0), same)
-    with pytest.raises(ValueError, match="ranks must be at most 1, got 2"):
-        dimension_wise([same], [1.0], same[:1], 0)
-    with pytest.raises(ValueError, match="as many weights as factors"):
-        dimension_wise([same], [], same, 0)
+    refuses("ranks must be at most 1, got 2", dimension_wise, [same], [1.0], same[:1], 0)
+    refuses("as many weights as factors", dimension_wise, [same], [], same, 0)
 
 
 def test_a_widened_matrix_has_zeros_behind_its_values() -> None:

@@ -16,6 +16,7 @@ from confed.federation.messages import Message, Reply
 from confed.federation.state import ServerState
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 from confed.testing.toy import OWNED, modal_clients, toy_setup
+from refusals import refuses
 from toy_runs import simulated
 
 PROTOTYPES = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])  # nothing is known of class 1
@@ -41,8 +42,7 @@ def test_class_sums_add_up() -> None:
     sums, counts = class_sums(Z, torch.tensor([2, 0, 2]), 3)
     assert sums.tolist() == [[-1.0, 0.0], [0.0, 0.0], [8.0, 9.0]]
     assert counts.tolist() == [1.0, 0.0, 2.0]
-    with pytest.raises(ValueError, match="features must have shape"):
-        class_sums(Z, torch.zeros(2, dtype=torch.int64), 3)
+    refuses("features must have shape", class_sums, Z, torch.zeros(2, dtype=torch.int64), 3)
 
 
 @pytest.mark.usefixtures("faulty_arguments")
@@ -61,10 +61,8 @@ def test_the_contrast_by_hand() -> None:
         nothing = prototype_contrast(z, none, torch.ones(3, dtype=torch.int64))
         assert nothing.item() == 0
         nothing.backward()
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        prototype_contrast(z, PROTOTYPES, labels, 0.0)
-    with pytest.raises(ValueError, match="must have shapes"):
-        prototype_contrast(z, PROTOTYPES[:, :1], labels)
+    refuses("temperature must be positive", prototype_contrast, z, PROTOTYPES, labels, 0.0)
+    refuses("must have shapes", prototype_contrast, z, PROTOTYPES[:, :1], labels)
 
 
 def test_likeness_to_prototypes_equals_a_computation_by_hand() -> None:
@@ -108,8 +106,7 @@ def test_complete_examples_need_no_prototypes() -> None:
         parameter.data.neg_()
     assert torch.equal(model(batch).logits, before)
     assert not torch.equal(model(part).logits, lacking)
-    with pytest.raises(ValueError, match="at least one of image, text, audio, got label"):
-        model({"label": batch["label"]})
+    refuses("at least one of image, text, audio, got label", model, {"label": batch["label"]})
 
 
 def test_a_copy_answers_with_its_own_values() -> None:

@@ -61,6 +61,7 @@ from confed.testing.toy import (
     toy_setup,
 )
 from lora_federation import LoRAToy
+from refusals import refuses
 
 
 def named(value: object) -> str:
@@ -154,8 +155,7 @@ SETTINGS: list[tuple[Method, Mapping[str, Any], str]] = [
 
 @pytest.mark.parametrize(("method", "settings", "message"), SETTINGS, ids=named)
 def test_settings_that_cannot_be_are_refused(method: Method, settings: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        method(**settings)
+    refuses(message, method, **settings)
 
 
 def _rng() -> torch.Generator:
@@ -226,8 +226,7 @@ MODELS: list[tuple[Algorithm, Callable[[], nn.Module], Any, str]] = [
 def test_models_and_tasks_that_do_not_fit_are_refused(
     method: Algorithm, model: Callable[[], nn.Module], task: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        method.configure(model(), task)
+    refuses(message, method.configure, model(), task)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +258,7 @@ PROTECTIONS: list[tuple[Algorithm, Mapping[str, Any], str]] = [
 def test_protections_that_cannot_hold_are_refused(
     method: Algorithm, protection: Mapping[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_setup(replace(method, **protection))
+    refuses(message, toy_setup, replace(method, **protection))
 
 
 @pytest.mark.parametrize("method", [FedMD(), PmcmFL(), ModalityFill("mean"), ModalityFill("token")], ids=named)

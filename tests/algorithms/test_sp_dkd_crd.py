@@ -30,6 +30,7 @@ from confed.losses.distillation import (
     similarity_preserving,
 )
 from confed.testing.toy import toy_clients, toy_model, toy_setup
+from refusals import refuses
 from toy_runs import client_in, simulated
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
@@ -231,8 +232,7 @@ def test_few_candidates_are_all_taken_and_cost_no_random_number() -> None:
     assert torch.equal(draw_negatives(candidates, 9, rng), candidates)
     assert torch.equal(draw_negatives(candidates, int(candidates.sum(1).max()), rng), candidates)
     assert torch.equal(rng.get_state(), before)
-    with pytest.raises(ValueError, match="most must be at least 1"):
-        draw_negatives(candidates, 0, rng)
+    refuses("most must be at least 1", draw_negatives, candidates, 0, rng)
 
 
 def test_embeddings_are_unit_vectors_in_full_precision() -> None:
@@ -394,5 +394,4 @@ def test_a_client_of_one_class_trains_as_in_fedavg() -> None:
 def test_a_client_whose_data_changed_is_told_so() -> None:
     memory = {**MemoryBanks.new(3, 128, torch.Generator()).tensors(), "labels": torch.zeros(3, dtype=torch.int64)}
     client = client_of(CRD(), state=ClientState({"crd": memory}))
-    with pytest.raises(ValueError, match="'client-1' has 20 training examples and a memory of 3"):
-        CRD().objective(client)
+    refuses("'client-1' has 20 training examples and a memory of 3", CRD().objective, client)

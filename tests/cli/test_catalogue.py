@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from command_line import Patch, refused
+from command_line import Patch
 from confed.cli import list
 from confed.cli.catalogue import declared, first_line, listing, required
 from confed.cli.dataset_description import describe
@@ -18,6 +18,7 @@ from confed.cli.list import diagnose
 from confed.data.croissant import METADATA, write_croissant
 from confed.registry import Registry, algorithms, datasets, models, tasks
 from confed.system.format import size
+from refusals import refuses
 from toy_federation import squares
 
 SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
@@ -119,10 +120,8 @@ def test_runs_and_their_states(tmp_path: Path):
 
 
 def test_kinds_that_cannot_be_listed_are_refused():
-    with refused("methods, models, tasks, datasets, recipes, runs, got 'foo'"):
-        listing("foo")
-    with refused("only methods"):
-        listing("models", contract=True)
+    refuses("methods, models, tasks, datasets, recipes, runs, got 'foo'", listing, "foo")
+    refuses("only methods", listing, "models", contract=True)
 
 
 def test_describe_counts_and_draws(tmp_path: Path):
@@ -153,8 +152,7 @@ def test_describe_writes_a_page_of_a_recipe_s_data(tmp_path: Path):
     assert "<th scope=row>sports</th><td>train</td><td>20</td>" in page
     labels = describe("scene_labels", ["clients=3", "train=4", "test=4", "unseen=4"], html=tmp_path / "labels.html")
     assert labels["page"] == str(tmp_path / "labels.html")
-    with refused(r"ending \.html"):
-        describe("scenes", SMALL, html=tmp_path / "page.png")
+    refuses(r"ending \.html", describe, "scenes", SMALL, html=tmp_path / "page.png")
 
 
 def test_metadata_for_others_name_no_folder_of_this_machine(tmp_path: Path):
@@ -176,10 +174,8 @@ def test_describe_names_what_is_wrong(tmp_path: Path):
         ("scenes", ["train=many"], r"data\.train.*got 'many'"),
         ("easy_vqa", [], r"data\.root must be given"),
     ):
-        with refused(message):
-            describe(name, options)
-    with refused(r"ending \.png"):
-        describe("scenes", SMALL, tmp_path / "sheet.txt")
+        refuses(message, describe, name, options)
+    refuses(r"ending \.png", describe, "scenes", SMALL, tmp_path / "sheet.txt")
 
 
 def test_doctor_names_what_is_missing(monkeypatch: Patch):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Capture, Patch, confed, refusal, refused
+from command_line import Capture, Patch, confed, refusal
 from confed import registry
 from confed.cli.catalogue import listing, packaged, papers
 from confed.cli.description import Description, describe_name, names, settings
 from confed.cli.list import page
 from confed.federation.traits import GROUPS
 from confed.recipes.recipe import load_recipe
+from refusals import refuses
 
 EVERYTHING = [(kind, name) for kind, listed in names().items() for name in listed]
 
@@ -94,10 +95,8 @@ def test_filters_leave_what_fits_them() -> None:
     assert {row["name"] for row in listing("methods", paper="feddat")} == {"feddat", "fedpeft"}
     assert {row["name"] for row in listing("methods", paper="mcmahan")} == {"fedavg"}
     assert "feddat_scenes" in {row["name"] for row in listing("recipes", paper="FedDAT")}
-    with refused("did you mean 'vqa'"):
-        listing("methods", task="vqaa")
-    with refused("--paper filters methods and recipes, got 'models'"):
-        listing("models", paper="x")
+    refuses("did you mean 'vqa'", listing, "methods", task="vqaa")
+    refuses("--paper filters methods and recipes, got 'models'", listing, "models", paper="x")
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "tasks", "datasets", "recipes"])

@@ -17,6 +17,7 @@ from confed.federation.state import MemoryStore
 from confed.models import create_model
 from confed.recipes.run_section import RunSection
 from confed.tasks.vqa import VQA
+from refusals import refuses
 
 
 def test_a_compiler_that_fails_is_said_with_what_to_set(monkeypatch: pytest.MonkeyPatch):
@@ -27,10 +28,8 @@ def test_a_compiler_that_fails_is_said_with_what_to_set(monkeypatch: pytest.Monk
         return call
 
     monkeypatch.setattr(torch, "compile", compiled)
-    with pytest.raises(ValueError, match="set it to false: RuntimeError: no C\\+\\+ compiler found"):
-        check_compiler("cpu")
-    with pytest.raises(ValueError, match=r"run\.batch_clients must be 1 then, got 4"):
-        RunSection(batch_clients=4, compile=True, workers=1)
+    refuses("set it to false: RuntimeError: no C\\+\\+ compiler found", check_compiler, "cpu")
+    refuses(r"run\.batch_clients must be 1 then, got 4", RunSection, batch_clients=4, compile=True, workers=1)
 
 
 @pytest.mark.slow

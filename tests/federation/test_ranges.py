@@ -17,6 +17,7 @@ from confed.recipes.run_section import RunSection
 from confed.registry import algorithms
 from confed.runs.checks import warn_of_ignored
 from confed.system import format as formats
+from refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,9 @@ def test_a_value_out_of_its_range_is_named(override: str, message: str) -> None:
 
 def test_python_is_told_what_a_recipe_is() -> None:
     for bad in (math.nan, math.inf, True, -1.0):
-        with pytest.raises(ValueError, match=r"^algorithm\.mu must "):
-            FedProx(mu=bad)
-        with pytest.raises(ValueError, match=r"^local\.lr must "):
-            Local(lr=bad)
-    with pytest.raises(ValueError, match=r"algorithm\.accumulator must be one of float32, float64, got 'half'"):
-        FedProx(accumulator="half")  # pyright: ignore[reportArgumentType]
+        refuses(r"^algorithm\.mu must ", FedProx, mu=bad)
+        refuses(r"^local\.lr must ", Local, lr=bad)
+    refuses(r"algorithm\.accumulator must be one of float32, float64, got 'half'", FedProx, accumulator="half")
 
 
 @pytest.mark.parametrize("name", algorithms.names())
@@ -73,8 +71,7 @@ def test_every_number_of_every_method_is_checked(name: str) -> None:
     good = kind(**given)
     for field, value in vars(good).items():
         if isinstance(value, float) and kind.__dataclass_fields__[field].init:
-            with pytest.raises(ValueError, match=rf"^algorithm\.{field} must be a number, got nan"):
-                kind(**{**given, field: math.nan})
+            refuses(rf"^algorithm\.{field} must be a number, got nan", kind, **{**given, field: math.nan})
 
 
 def test_fields_of_all_shapes() -> None:

@@ -36,6 +36,7 @@ from confed.privacy.protections import check_layouts, protect
 from confed.privacy.secure_sum.exchange import _heavy  # type: ignore[attr-defined]
 from confed.testing.toy import toy_clients, toy_setup
 from memory_transport import Without, rounds
+from refusals import refuses
 
 SIZES = (12, 20, 16, 8)
 
@@ -194,8 +195,7 @@ def test_fewer_than_three_owners_are_refused() -> None:
     ],
 )
 def test_methods_whose_servers_need_more_than_a_sum_refuse(algorithm: Algorithm, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"algorithm\.secure_sum {message}"):
-        toy_setup(replace(algorithm, secure_sum=SecureSum()))
+    refuses(rf"algorithm\.secure_sum {message}", toy_setup, replace(algorithm, secure_sum=SecureSum()))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,7 @@ def test_methods_whose_servers_need_more_than_a_sum_refuse(algorithm: Algorithm,
     ],
 )
 def test_other_protections_that_need_single_updates_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_setup(FedAvg(secure_sum=SecureSum(), **options))
+    refuses(message, toy_setup, FedAvg(secure_sum=SecureSum(), **options))
 
 
 def test_weights_that_are_no_whole_numbers_are_refused() -> None:
@@ -295,5 +294,4 @@ def test_the_largest_claims_are_left_out_until_the_others_fit(
 def test_the_largest_sum_of_weights_leaves_enough_bits() -> None:
     for options in (SecureSum(bits=32), SecureSum(bits=32, reach=3.0), SecureSum(reach=0.1), SecureSum(reach=1e5)):
         assert options.fraction(options.most) >= 8
-        with pytest.raises(ValueError, match="leaves 7 bits"):
-            options.fraction(options.most + options.most // 2**40 + 1)
+        refuses("leaves 7 bits", options.fraction, options.most + options.most // 2**40 + 1)

@@ -1,12 +1,12 @@
 """Heads of models, and of those that write their answers and have none."""
 
-import pytest
 import torch
 from torch import nn
 
 from confed.federation.params import Scope
 from confed.federation.structure import NO_HEAD, head_rules, private_head
 from confed.testing.toy import ToyModel
+from refusals import refuses
 
 
 class Writer(nn.Module):
@@ -22,16 +22,13 @@ class Writer(nn.Module):
 def test_a_model_that_writes_may_have_no_head() -> None:
     assert private_head(Writer(), (), "X", optional=True) == NO_HEAD
     assert private_head(Writer(), NO_HEAD, "X", optional=True) == NO_HEAD
-    with pytest.raises(ValueError, match="X keeps the answer head private, and this model does not say"):
-        private_head(Writer(), (), "X")
+    refuses("X keeps the answer head private, and this model does not say", private_head, Writer(), (), "X")
     toy = ToyModel(False, torch.Generator())
     assert private_head(toy, (), "X", optional=True) == ("head",)
-    with pytest.raises(ValueError, match="must name submodules with trained tensors, got 'tail'"):
-        private_head(toy, ("tail",), "X", optional=True)
+    refuses("must name submodules with trained tensors, got 'tail'", private_head, toy, ("tail",), "X", optional=True)
 
 
 def test_head_rules_want_a_configured_method() -> None:
     assert head_rules(("a", "b"), "X") == {"a.*": Scope.PRIVATE, "b.*": Scope.PRIVATE}
     assert head_rules(NO_HEAD, "X") == {}
-    with pytest.raises(ValueError, match=r"X does not know this model's head; call configure\(model, task\)"):
-        head_rules((), "X")
+    refuses(r"X does not know this model's head; call configure\(model, task\)", head_rules, (), "X")

@@ -20,6 +20,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.teacher import global_logits, teacher
 from confed.federation.train import Objective, epoch_steps, train
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
+from refusals import refuses
 from toy_runs import client_in, simulated
 
 
@@ -142,8 +143,7 @@ def test_batch_normalisation_needs_two_examples() -> None:
         train(_client(Local(batch_size=1), noisy=True), _objective)
     client = _client(Local(batch_size=4), noisy=True)
     client.data = toy_clients(sizes=(1, 1))["client-1"]
-    with pytest.raises(ValueError, match="has 1 training examples"):
-        train(client, _objective)
+    refuses("has 1 training examples", train, client, _objective)
     for method in (FedAvg(), FedDC(correction="on"), Scaffold("steps")):
         setup = toy_setup(method, clients=toy_clients(sizes=(13, 5, 8)), rounds=2)
         assert not any(record.errors for record in simulated(setup).records)
@@ -233,10 +233,8 @@ def test_cohorts_are_sorted_without_repeats_and_fair() -> None:
         for number in cohort:
             counts[number] += 1
     assert all(100 < count < 200 for count in counts)
-    with pytest.raises(ValueError, match="at least one client"):
-        sample_cohort(0, 1, 0, 0)
-    with pytest.raises(ValueError, match="between 1 and 5 clients, got 6"):
-        sample_cohort(5, 6, 0, 0)
+    refuses("at least one client", sample_cohort, 0, 1, 0, 0)
+    refuses("between 1 and 5 clients, got 6", sample_cohort, 5, 6, 0, 0)
 
 
 def test_clients_with_few_or_no_examples() -> None:
@@ -254,8 +252,7 @@ def test_when_everybody_fails_the_run_says_why() -> None:
 
 
 def test_a_federation_without_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one client, got 0"):
-        Simulation(toy_setup(FedAvg(), clients={}), MemoryStore())
+    refuses("at least one client, got 0", Simulation, toy_setup(FedAvg(), clients={}), MemoryStore())
 
 
 def test_what_came_is_in_the_order_of_the_model() -> None:
@@ -337,7 +334,5 @@ def test_a_methods_rates_scale_single_tensors() -> None:
 
 
 def test_a_horizon_needs_a_schedule_and_epochs() -> None:
-    with pytest.raises(ValueError, match="must be 0 with it, got 3"):
-        Local(schedule=Schedule("linear", horizon=2), iterations=3)
-    with pytest.raises(ValueError, match="horizon needs a"):
-        Local(schedule=Schedule(horizon=2))
+    refuses("must be 0 with it, got 3", Local, schedule=Schedule("linear", horizon=2), iterations=3)
+    refuses("horizon needs a", Local, schedule=Schedule(horizon=2))

@@ -31,6 +31,7 @@ from confed.privacy.accountant import epsilon, sampled_epsilon
 from confed.privacy.ledger import PrivacyLedger
 from confed.privacy.protections import actions, check_layouts, protect
 from confed.testing.toy import toy_model, toy_setup
+from refusals import refuses
 from toy_runs import Listener, simulated
 
 
@@ -113,8 +114,7 @@ def test_noise_has_the_stated_spread() -> None:
     ],
 )
 def test_faulty_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"algorithm\.update_privacy\.{message}"):
-        UpdatePrivacy(**options)
+    refuses(rf"algorithm\.update_privacy\.{message}", UpdatePrivacy, **options)
 
 
 # At the server ----------------------------------------------------------------------------------------------
@@ -225,8 +225,7 @@ def test_at_the_server_what_is_no_mean_refuses() -> None:
         toy_setup(FedAvg(update_privacy=privacy, robust=RobustMean("median")))
     with pytest.raises(ValueError, match="must be left out for Robust FedAvg: its rule 'krum' is no mean"):
         toy_setup(Robust(rule="krum", update_privacy=privacy))
-    with pytest.raises(ValueError, match=r"set algorithm\.correction to 'off', got 'auto'"):
-        toy_setup(FedDC(update_privacy=privacy))
+    refuses(r"set algorithm\.correction to 'off', got 'auto'", toy_setup, FedDC(update_privacy=privacy))
     federation(FedDC(update_privacy=privacy, correction="off"))
 
 
@@ -303,5 +302,4 @@ def test_a_sample_of_everybody_amplifies_nothing() -> None:
     assert sampled_epsilon(5.0, {(1, 10): 20}, 1e-5) < 0.5 * epsilon(5.0, 20, 1e-5)
     assert sampled_epsilon(0.0, {(2, 4): 3}, 1e-5) == math.inf
     assert sampled_epsilon(2.0, {}, 1e-5) == 0
-    with pytest.raises(ValueError, match="between 1 and 4 clients, got 5"):
-        sampled_epsilon(2.0, {(5, 4): 3}, 1e-5)
+    refuses("between 1 and 4 clients, got 5", sampled_epsilon, 2.0, {(5, 4): 3}, 1e-5)

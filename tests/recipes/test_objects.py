@@ -15,6 +15,7 @@ from confed.recipes.recipe import load_recipe, parse_recipe
 from confed.registry import SESSION, models
 from confed.runs.build import prepare
 from confed.tasks.multilabel import Multilabel
+from refusals import refuses
 from tiny_runs import Halved, Linear, linear
 from toy_federation import squares
 
@@ -65,8 +66,7 @@ def test_objects_without_a_name_are_told_apart_by_their_values() -> None:
 
 def test_a_name_of_another_session_is_an_error_that_says_so() -> None:
     text = confed.Recipe(model=Linear(4), data=squares(4, 2)).to_toml().replace("session:Linear", "session:Gone")
-    with refused(r"the model 'session:Gone@\w+' is an object of the Python session that wrote"):
-        parse_recipe(text)
+    refuses(r"the model 'session:Gone@\w+' is an object of the Python session that wrote", parse_recipe, text)
     assert not any(name.startswith(SESSION) for name in models.names())
 
 
@@ -102,10 +102,8 @@ def test_overrides_as_a_mapping_are_those_of_the_command_line() -> None:
     assert load_recipe("fedvqa_scenes", mapping) == load_recipe("fedvqa_scenes", text)
     assert load_recipe("fedvqa_scenes", {"local.lr": None}).local.lr == Local().lr
     assert load_recipe("fedvqa_scenes").changed({"run.seed": 3}).run.seed == 3
-    with refused(r"the key of an override must be 'section\.key', got 'lr'"):
-        load_recipe("fedvqa_scenes", {"lr": 1})
-    with refused(r"'~local\.clip': the recipe does not give that key"):
-        load_recipe("fedvqa_scenes", {"local.clip": None})
+    refuses(r"the key of an override must be 'section\.key', got 'lr'", load_recipe, "fedvqa_scenes", {"lr": 1})
+    refuses(r"'~local\.clip': the recipe does not give that key", load_recipe, "fedvqa_scenes", {"local.clip": None})
 
 
 def test_settings_name_sections_and_keys_of_run() -> None:
@@ -113,8 +111,7 @@ def test_settings_name_sections_and_keys_of_run() -> None:
     assert found["algorithm.name"] == "fedp3"
     assert found["algorithm.lam"] == 0.3
     assert (found["local.lr"], found["run.rounds"], found["data.train"]) == (1.0, 2, 4)
-    with refused("unknown setting 'ruonds'; did you mean 'rounds'"):
-        overrides_of({"ruonds": 2})
+    refuses("unknown setting 'ruonds'; did you mean 'rounds'", overrides_of, {"ruonds": 2})
 
 
 def test_the_digest_is_of_values() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
 from confed.cli.catalogue import packaged
 from confed.recipes.recipe import RunSection, load_recipe, packaged_recipes
 from confed.registry import tasks
+from refusals import refuses
 
 
 def test_packaged_recipes_are_sound_and_come_back_from_toml(tmp_path: Path) -> None:
@@ -82,25 +82,21 @@ def test_rows_that_are_taken_away_do_not_miss_in_a_shorter_study() -> None:
     ],
 )
 def test_errors_name_the_key_what_came_and_what_is_valid(override: str, complaint: str) -> None:
-    with refused(complaint):
-        load_recipe("fedvqa_scenes", [override])
+    refuses(complaint, load_recipe, "fedvqa_scenes", [override])
 
 
 def test_missing_recipe_and_broken_toml(tmp_path: Path) -> None:
-    with refused(r"no recipe at 'nowhere\.toml': `confed list recipes`"):
-        load_recipe("nowhere.toml")
+    refuses(r"no recipe at 'nowhere\.toml': `confed list recipes`", load_recipe, "nowhere.toml")
     path = tmp_path / "broken.toml"
     path.write_text("[algorithm\n")
-    with refused(r"broken\.toml: not TOML"):
-        load_recipe(path)
+    refuses(r"broken\.toml: not TOML", load_recipe, path)
 
 
 @pytest.mark.parametrize(
     "row", ["..", ".hidden", ":Method", "a/b", "summary.json", "Report.html", "table.tex", "compare.md.part", "figures"]
 )
 def test_a_row_is_called_like_no_folder_and_no_file_of_a_study(row: str) -> None:
-    with refused(rf"study\.methods: a row.*got '{row}'"):
-        load_recipe("fedvqa_scenes", [f'study.methods=["{row}"]'])
+    refuses(rf"study\.methods: a row.*got '{row}'", load_recipe, "fedvqa_scenes", [f'study.methods=["{row}"]'])
 
 
 def test_rows_may_be_versions_signs_and_classes() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Patch, refused
+from command_line import Patch
 from confed.studies.cells import BatchOptions, array_index, parse_options, parse_time, ranges, script_of, write_script
+from refusals import refuses
 
 
 def test_options_of_slurm_are_passed_on() -> None:
@@ -43,8 +44,7 @@ def test_time_limits_are_read_as_slurm_does(text: str, seconds: float | None) ->
     ],
 )  # fmt: skip
 def test_faulty_options_are_named(text: str, expected: str) -> None:
-    with refused(expected):
-        parse_options([text])
+    refuses(expected, parse_options, [text])
 
 
 def test_each_schedulers_variable_gives_the_cells_number() -> None:
@@ -52,8 +52,7 @@ def test_each_schedulers_variable_gives_the_cells_number() -> None:
         assert array_index({name: "7"}) == 7
     assert array_index({"JOB_COMPLETION_INDEX": "0"}) == 1
     assert array_index({"LSB_JOBINDEX": "0", "SGE_TASK_ID": "undefined"}) is None
-    with refused("PBS_ARRAY_INDEX must be the number of an array task, got 'x'"):
-        array_index({"PBS_ARRAY_INDEX": "x"})
+    refuses("PBS_ARRAY_INDEX must be the number of an array task, got 'x'", array_index, {"PBS_ARRAY_INDEX": "x"})
 
 
 def test_numbers_are_written_as_ranges() -> None:

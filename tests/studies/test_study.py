@@ -21,6 +21,7 @@ from confed.studies.runner import resume, run_study
 from confed.studies.study import open_study, read_study, rows_of
 from confed.system.events import Event, JobsPlanned
 from confed.system.folder_lock import exclusive
+from refusals import refuses
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16", "data.validation=8", "data.test=8",
@@ -89,15 +90,12 @@ def test_all_means_the_table_or_the_rows_or_every_method(tmp_path: Path) -> None
     assert rows_of(replace(bare, methods=()), "all") == tuple(algorithms.names())
     assert rows_of(bare, None) == ("local", "fedavg", "fedprox", "fedp3", "central")
     assert rows_of(bare, "fedavg, local,fedavg") == ("fedavg", "local")
-    with refused("at least one method, got ' ,'"):
-        rows_of(bare, " ,")
-    with refused("no algorithm is called 'fedavgg'"):
-        recipe.with_rows(["fedavgg"])
+    refuses("at least one method, got ' ,'", rows_of, bare, " ,")
+    refuses("no algorithm is called 'fedavgg'", recipe.with_rows, ["fedavgg"])
     path = tmp_path / "mine.toml"
     path.write_text(recipe.to_toml())
     assert load_recipe(path).table == recipe.table
-    with refused(r"unknown key methods\.ditto\.nu=1"):
-        load_recipe("fedvqa_scenes", ["methods.ditto.nu=1"])
+    refuses(r"unknown key methods\.ditto\.nu=1", load_recipe, "fedvqa_scenes", ["methods.ditto.nu=1"])
 
 
 # Grids ---------------------------------------------------------------------------------------------------------
@@ -129,8 +127,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
         (["local.lr=0.5"], "local", r"local\.lr=0\.003, not 0\.5"),
         (["run.rounds=2"], "fedprox", r"run\.rounds=1, not 2"),
     ):
-        with refused(rf"seed-0 was run with {key} \(and 3 more cells differ\)"):
-            open_study(tiny(row, *more), root, [0])
+        refuses(rf"seed-0 was run with {key} \(and 3 more cells differ\)", open_study, tiny(row, *more), root, [0])
     open_study(tiny("local", "run.workers=2", "run.gallery=3"), root, [0])  # these change no figure
     changed = load_recipe("fedvqa_scenes", [*TINY, 'methods.slow.name="local"', "methods.slow.local.lr=1e-4",
                                             'study.methods=["slow"]', "study.table=[]"])  # fmt: skip
@@ -141,8 +138,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
         open_study(changed, root, [0])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
-    with refused("other exists already and is no study; give"):
-        open_study(tiny("local"), tmp_path / "other", [0])
+    refuses("other exists already and is no study; give", open_study, tiny("local"), tmp_path / "other", [0])
 
 
 def test_the_command_marks_what_fails_and_finishes_the_others(
@@ -225,8 +221,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     ):  # fmt: skip
         runs = [{"method": method, "seed": seed, "folder": folder}]
         (root / "summary.json").write_text(json.dumps({**index, "runs": runs}))
-        with refused(r"a run must lie in ROW/seed-N with a row of local, got"):
-            run_study(root)
+        refuses(r"a run must lie in ROW/seed-N with a row of local, got", run_study, root)
     (root / "summary.json").write_text(json.dumps(index))
     (root / "local").symlink_to(victim)
     assert "leads out of" in run_study(root).errors["local/seed-0"]
@@ -240,8 +235,7 @@ def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monk
     with exclusive(root), refused("another process is working in"):
         open_study(tiny("local"), root, [0])
     assert not list(root.iterdir())
-    with refused(r"data|clients"):
-        open_study(tiny("local", "data.clients=0"), tmp_path / "faulty", [0])
+    refuses(r"data|clients", open_study, tiny("local", "data.clients=0"), tmp_path / "faulty", [0])
     assert not (tmp_path / "faulty").exists()
 
 
@@ -261,8 +255,7 @@ def test_a_folder_that_was_cut_short_is_made_by_the_same_command(tmp_path: Path,
         patch.setattr("confed.studies.study.write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             make("local")
-        with refused(r"no recipe\.toml: making it was interrupted"):
-            resume(root)
+        refuses(r"no recipe\.toml: making it was interrupted", resume, root)
         assert kind_of(root) != "run"
     make("local")
     assert read_study(root).index["methods"] == ["local"]

@@ -18,6 +18,7 @@ from confed.results.runs import load
 from confed.results.sweep import Sweep
 from confed.studies.study import Axis, open_sweep, parse_axis, points_of
 from modal_examples import gaps, recipe_file
+from refusals import refuses
 
 DRAWS = True
 TINY = [
@@ -138,12 +139,9 @@ def test_values_may_be_any_toml() -> None:
     assert [point.folder for point in points] == ["preset-domain", "preset-function"]
     assert [p.folder for p in points_of(parse_axis("a.b=[1],1"))] == ["b-1", "b-1-1"]
     for wrong in ("a.b", "a=1", "a.b="):
-        with refused(r"section\.key=VALUE"):
-            parse_axis(wrong)
-    with refused(r"the values of a\.b must differ, got 1, 1"):
-        points_of(parse_axis("a.b=1,1"))
-    with refused(r"a value for each of the 2 of a\.b, got 1"):
-        points_of(parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
+        refuses(r"section\.key=VALUE", parse_axis, wrong)
+    refuses(r"the values of a\.b must differ, got 1, 1", points_of, parse_axis("a.b=1,1"))
+    refuses(r"a value for each of the 2 of a\.b, got 1", points_of, parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
 
 
 def test_a_line_for_each_value_of_another_setting() -> None:

@@ -21,6 +21,7 @@ from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.runs import load
 from confed.results.sweep import Sweep, read_sweep
 from confed.studies.study import models_of, open_sweep, points_of_models
+from refusals import refuses
 from synthetic_study import make_run
 
 RECIPE = """
@@ -121,8 +122,7 @@ def test_a_model_has_its_own_keywords_and_way_of_training(source: Path) -> None:
     ],
 )
 def test_faulty_rows_and_models_are_named(source: Path, override: str, message: str) -> None:
-    with refused(message):
-        load_recipe(source, [override])
+    refuses(message, load_recipe, source, [override])
 
 
 def test_models_that_a_command_leaves_out_are_no_mistake(source: Path) -> None:
@@ -134,10 +134,8 @@ def test_models_of_a_command(source: Path) -> None:
     assert models_of(recipe, "all") == ("vilt_tiny", "narrow")
     assert models_of(recipe, "narrow, vit_mini,narrow") == ("narrow", "vit_mini")
     for wanted, message in (("nobody", r"among those of the recipe \(vilt_tiny, narrow\)"), (" , ", "at least one")):
-        with refused(message):
-            models_of(recipe, wanted)
-    with refused("names no models"):
-        models_of(replace(recipe, models=()), "all")
+        refuses(message, models_of, recipe, wanted)
+    refuses("names no models", models_of, replace(recipe, models=()), "all")
 
 
 def opened(
@@ -160,8 +158,7 @@ def test_the_index_grows_in_the_recipes_order_and_is_no_way_out(source: Path, tm
     with refused("holds a sweep of several over models, not of other over models"):
         opened(replace(recipe, name="other"), ["narrow"], root)
     (tmp_path / "full" / "x").mkdir(parents=True)
-    with refused("exists already"):
-        opened(recipe, ["narrow"], tmp_path / "full")
+    refuses("exists already", opened, recipe, ["narrow"], tmp_path / "full")
 
 
 def test_the_command_runs_all_models_goes_on_and_adds_seeds(

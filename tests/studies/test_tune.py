@@ -27,6 +27,7 @@ from confed.studies.study import read_study
 from confed.studies.tune import search_space, tune, validation_scores
 from confed.studies.tuned import Tuned, apply, read_tuned
 from confed.system.events import ignore
+from refusals import refuses
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
@@ -150,8 +151,7 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
     assert len(synthetic) == 9 + 9 + 4
     other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
-    with refused(r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
-        chosen(other, cut, budget=9)
+    refuses(r"fedavg was tuned with run\.rounds=6, not 5; give another folder", chosen, other, cut, budget=9)
 
 
 def test_resume_goes_on_on_the_terms_of_the_folder(
@@ -211,8 +211,7 @@ def test_with_several_seeds_the_mean_chooses(monkeypatch: Patch, tmp_path: Path)
     with (tmp_path / "three" / "scores.csv").open() as file:
         assert "0.800000 0.700000 0.750000" in {line["seeds"] for line in csv.DictReader(file)}
     # The same folder does not mix trials of different numbers of seeds.
-    with refused("fedavg was tuned with 3 seeds each, not 2"):
-        chosen(recipe, tmp_path / "three", seeds=2)
+    refuses("fedavg was tuned with 3 seeds each, not 2", chosen, recipe, tmp_path / "three", seeds=2)
 
 
 def test_a_configuration_that_diverges_with_one_seed_is_out(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -235,16 +234,14 @@ def test_numbers_that_cannot_be(tmp_path: Path) -> None:
         ({"seeds": 2, "prune": True}, "prune goes by the rounds of one seed"),
         ({"budget": 0}, "budget must be at least 1, got 0"),
     ):
-        with refused(message):
-            chosen(tiny("fedavg"), tmp_path, **given)
+        refuses(message, chosen, tiny("fedavg"), tmp_path, **given)
 
 
 def test_no_seed_that_chose_values_reports_them(tmp_path: Path) -> None:
     file = tmp_path / "tuned.toml"
     file.write_text("[tuning]\nseed = 100\nseeds = 3\n[methods.fedavg.local]\nlr = 0.001\n")
     assert tuned_values(file, "fedvqa_scenes", ["run.seed=97"], 3) is not None
-    with refused("seed 102 chose the values"):
-        tuned_values(file, "fedvqa_scenes", ["run.seed=102"], 3)
+    refuses("seed 102 chose the values", tuned_values, file, "fedvqa_scenes", ["run.seed=102"], 3)
 
 
 def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
@@ -253,16 +250,14 @@ def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: P
     for budget in (1, 4):
         with refused(rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
             chosen(tiny("fedadam"), tmp_path, budget=budget)
-    with refused("fedprox was tuned with a budget of 3, not 4"):
-        chosen(tiny("fedavg"), tmp_path)
+    refuses("fedprox was tuned with a budget of 3, not 4", chosen, tiny("fedavg"), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     found = chosen(tiny("fedavg", "fedprox", "fedadam"), tmp_path)
     assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
     # A folder whose files do not say their budget had at least as many configurations as it holds.
     for row in ("fedavg", "fedprox", "fedadam"):
         as_version_0_2(tmp_path, row, "space")
-    with refused("tuned with a budget of 4, not 2"):
-        chosen(tiny("fedadam"), tmp_path, budget=2)
+    refuses("tuned with a budget of 4, not 2", chosen, tiny("fedadam"), tmp_path, budget=2)
 
 
 def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
@@ -302,8 +297,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: Pat
     monkeypatch.setattr(tuning, "load_data", bare)
     monkeypatch.setattr(preparing, "load_data", bare)
     recipe = load_recipe("fedvqa_scenes", TINY)
-    with refused(r"none; see data\.validation"):
-        chosen(recipe.with_rows(["local"]), tmp_path / "t", budget=1)
+    refuses(r"none; see data\.validation", chosen, recipe.with_rows(["local"]), tmp_path / "t", budget=1)
     assert not (tmp_path / "t").exists()
     with refused(r"none; see data\.validation"):
         list(validation_scores(recipe.method("local").with_run(workers=1), tmp_path / "cell"))
@@ -360,8 +354,7 @@ def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> Non
         _, used = apply(recipe, values, [override])
         assert used == {"fedp3": {k: v for k, v in values["fedp3"].items() if k != knob}}
     path.write_text("methods = 3")
-    with refused(r"no tuned\.toml"):
-        read_tuned(path)
+    refuses(r"no tuned\.toml", read_tuned, path)
 
 
 def test_the_command_prints_what_it_chose(synthetic: list[Recipe], tmp_path: Path, capfd: Capture) -> None:

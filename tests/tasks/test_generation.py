@@ -178,8 +178,7 @@ def test_what_does_not_fit_is_refused():
         Generation(3).loss(Output(logits, logits), {"label": batch["label"]})
     with pytest.raises(ValueError, match=r"of shape \(2, 4\), got shape \(2, 3\)"):
         token_loss(logits, {"answer_tokens": batch["answer_tokens"][:, :3]})
-    with pytest.raises(ValueError, match="scores must be one of exact, soft, any, got 'best'"):
-        Generation(3, "best")  # pyright: ignore
+    refuses("scores must be one of exact, soft, any, got 'best'", Generation, 3, "best")
     refuses("answers must be at least 1", Generation, 0)
     assert isinstance(Generation(3), Task)
 
