@@ -1,4 +1,4 @@
-"""The package: layers, names, density of the code, portability and what a release says."""
+"""The package: layers, names and portability."""
 
 import ast
 import importlib
@@ -8,23 +8,18 @@ import subprocess
 import sys
 import tomllib
 import warnings
-from collections import Counter
 from graphlib import TopologicalSorter
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import yaml
 
 import confed
 from confed import registry
-from confed.cli.catalogue import papers
 from confed.federation.algorithm import Algorithm
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.registry import datasets
 from confed.runs.run import run
-from confed.system import release
 from repository import ROOT, script_module
 from source_trees import dotted, imports_of, nodes_of
 
@@ -340,71 +335,6 @@ def test_what_records_and_views_replaced_is_gone() -> None:
             assert path.name == "summary.py" or not reading.search(path.read_text()), path
 
 
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
-NONE = ("nested comprehensions", "comprehensions over two loops", "chained conditionals")
-"""What there were 310, 325 and 38 of at the start."""
-
-LONG_NAMES = {"data": 42, "datasets": 45, "models": 38, "prepare": 2, "runs": 29}
-"""Tests of a folder with a name of more than 60 letters. These numbers may only fall, and others stay at none."""
-
-
-@pytest.fixture(scope="module")
-def count() -> ModuleType:
-    """The command's module."""
-    return script_module("scripts/count")
-
-
-@pytest.fixture(scope="module")
-def counts(count: ModuleType) -> Counter[str]:
-    """Counts of the package."""
-    total = Counter[str]()
-    for path in SOURCES:
-        total.update(count.density(nodes_of(path)))
-    return total
-
-
-@pytest.mark.parametrize("what", NONE)
-def test_nothing_is_dense(counts: Counter[str], what: str) -> None:
-    assert counts[what] == 0
-
-
-def test_other_comprehensions_and_conditionals_do_not_grow(counts: Counter[str], count: ModuleType) -> None:
-    start = json.loads(count.START.read_text(encoding="utf-8"))["counts"]["src"]
-    statements = sum(isinstance(node, ast.stmt) for path in SOURCES for node in nodes_of(path))
-    for what in ("comprehensions", "conditional expressions"):
-        assert counts[what] / statements <= start[what] / start["statements"] * 1.01
-
-
-def test_comprehensions_with_two_conditions_become_fewer(counts: Counter[str]) -> None:
-    assert counts["comprehensions with two conditions"] <= 171
-
-
-def test_few_names_say_nothing(counts: Counter[str]) -> None:
-    assert 0 < counts["vague names"] < 0.02 * counts["assigned names"]
-
-
-def test_the_count_sees_what_it_counts(count: ModuleType) -> None:
-    source = (
-        "a = [[x for x in row] for row in rows]\n"
-        "b = [x for row in rows for x in row if x and x > 1]\n"
-        "c = 1 if x else 2 if y else 3\n"
-        "found = 1\n"
-    )
-    counts = count.count_module(source)
-    assert [counts[what] for what in (*NONE, "comprehensions with two conditions")] == [1, 1, 1, 1]
-    assert counts["vague names"] == 1
-
-
-def test_names_of_tests_are_short() -> None:
-    long = Counter[str]()
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        names = [node.name for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
-        longer = [name for name in names if name.startswith("test_") and len(name) > 60]
-        folder = path.relative_to(ROOT / "tests").parts[0]
-        long[folder] += len(longer)
-        assert long[folder] <= LONG_NAMES.get(folder, 0), f"{path}: {longer}"
-
-
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg", "data.name=toy_federation:squares", "data.train=8", "data.test=4",
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=1", "run.gallery=1",
@@ -465,72 +395,3 @@ def test_a_recipe_runs_without_unix_modules(tmp_path: Path, processes: tuple[str
     assert not (folder / "lock.json").exists()
     for name in ("metrics.jsonl", "predictions.safetensors", "models/global/trained.safetensors"):
         assert (folder / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli.app import command_line
-
-
-def test_version_stands_in_one_place_and_is_the_cited_one() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert built["project"]["dynamic"] == ["version"]
-    assert ROOT / built["tool"]["hatch"]["version"]["path"] == Path(release.__file__)
-    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    assert cited is not None
-    assert cited[1] == release.VERSION
-
-
-def test_wheel_holds_the_package_and_the_page_on_papers() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
-    assert built["wheel"]["packages"] == ["src/confed"]
-    assert built["wheel"]["force-include"] == {
-        "docs/papers.md": "confed/papers.md",
-        "constraints.txt": "confed/constraints.txt",
-    }
-    files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) < 25_000_000
-    assert papers()["fedavg"].source.startswith("McMahan")
-
-
-@pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile"])
-def test_commands_of_containers_exist(file: str) -> None:
-    verbs = command_line().commands
-    text = (ROOT / file).read_text(encoding="utf-8")
-    lines = re.findall(r"confed ((?:federation new|client|server|run)[^\"\n]*)", text)
-    lines += [" ".join(re.findall(r'"([^"]+)"', given)) for given in re.findall(r"command: \[(\"server\".*)\]", text)]
-    assert lines
-    for line in lines:
-        words = line.split()
-        verb = verbs[words[0]]
-        if words[0] == "federation":
-            verb = verb.commands[words[1]]
-        known = {option for parameter in verb.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known, line
-
-
-def test_compose_file_names_what_it_declares() -> None:
-    content = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
-    services, volumes, networks = content["services"], content["volumes"], content["networks"]
-    assert {"found", "server"} < set(services)
-    for name, service in services.items():
-        assert (ROOT / service["build"]["context"] / "Dockerfile").is_file()
-        assert set(service["networks"]) <= set(networks), name
-        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(volumes), name
-        assert set(service.get("depends_on", ())) <= set(services), name
-    sites = set(services) - {"found", "server"}
-    (made,) = services["found"]["command"]
-    assert set(re.findall(r"--sites (\S+)", made)[0].split(",")) == sites == set(volumes) - {"server"}
-    for site in sites:
-        assert f"--site {site} " in services[site]["command"][0]
-    assert set(content["x-party"]["build"]["args"]) <= set(
-        re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    )
-
-
-def test_docker_copies_what_the_build_needs() -> None:
-    kept = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert "!docs/papers.md" in kept
-    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    for place in " ".join(copied).split():
-        assert (ROOT / place).exists(), place
