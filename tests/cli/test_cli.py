@@ -200,14 +200,6 @@ def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, capfd: C
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
-def test_importing_is_light():
-    heavy = ["torch", "transformers", "matplotlib"]
-    for module, absent in (("confed", [*heavy, "typer"]), ("confed.cli", heavy)):
-        code = f"import sys, {module}; print([n for n in {absent} if n in sys.modules])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "[]"
-
-
 def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, monkeypatch: Patch, capfd: Capture):
     folder, original, writes = tmp_path / "run", os.replace, []
 
@@ -546,16 +538,6 @@ def test_what_sources_say_is_what_importing_them_says(kind: str, entries: Regist
             assert (one.label, one.group) == (entry.traits.label or entry.__name__, entry.traits.group)
         if kind == "datasets":
             assert [*one.required] == required(entry), name
-
-
-def test_a_list_needs_no_numerical_library():
-    code = (
-        "import sys\nfrom confed.cli import main\ntry:\n    main(['list', sys.argv[1]])\nexcept SystemExit:\n"
-        "    print([name for name in ('torch', 'numpy', 'pydantic', 'transformers') if name in sys.modules])"
-    )
-    for kind in ("methods", "models", "tasks", "datasets", "recipes", "runs"):
-        done = subprocess.run([sys.executable, "-c", code, kind], capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines()[-1] == "[]", kind
 
 
 def test_recipes_say_how_long_they_take_where_that_was_measured():
