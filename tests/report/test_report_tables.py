@@ -1,26 +1,43 @@
-"""Formats, the headline table and its writers."""
+"""Tables of reports: headline figures and their marks, relative improvement, and what travels."""
 
 import csv
 import io
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from rich.text import Text
+from safetensors import safe_open
 
-from confed.report.comparison import compare_runs
+from confed.federation.messages import Message
+from confed.federation.wire import encode
+from confed.recipes.recipe import load_recipe
+from confed.report.comparison import compare, compare_runs
 from confed.report.tables.cells import best_marks, bold_note
-from confed.report.tables.columns import COLUMNS, Context, columns_of, method_row
+from confed.report.tables.columns import COLUMNS, Context, MethodRow, bytes_up, columns_of, method_row
+from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import results_table, study_table
 from confed.report.tables.paper import paper_table
+from confed.report.tables.relative import (
+    improvement,
+    improvement_cell,
+    left_out,
+    mean_improvement,
+    relative_drawing,
+    relative_table,
+)
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
 from confed.report.tables.write import write_tables
 from confed.results.runs import StudyResults, load
 from confed.results.summary import Summary
+from confed.results.views import View
+from confed.runs.run import run
 from confed.system import format as formats
 from refusals import refuses
 from synthetic_study import CLIENTS, METHODS, SCENES, changed, make_study
@@ -346,3 +363,194 @@ def test_study_in_which_everything_failed(tmp_path: Path) -> None:
     index = {"runs": [{"method": "dkd", "seed": 0}], "methods": ["dkd"], "errors": {"dkd/seed-0": "ValueError: no"}}
     (tmp_path / "summary.json").write_text(json.dumps(index))
     refuses("found none of them; the first that failed: ValueError: no", load, tmp_path)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+OURS = {"a": {0: 0.6, 1: 0.5}, "b": {0: 0.3}}
+THEIRS = {"a": {0: 0.5, 1: 0.4, 2: 0.9}, "b": {0: 0.4}}
+
+
+def test_relative_improvement_equals_a_computation_by_hand() -> None:
+    found = improvement(OURS, THEIRS)
+    assert found["a"] == pytest.approx({0: 0.2, 1: 0.25})
+    assert found["b"] == pytest.approx({0: -0.25})
+    assert mean_improvement(OURS, THEIRS) == pytest.approx({0: (0.2 - 0.25) / 2})  # seed 1 lacks a client
+    cell = improvement_cell([0.2, 0.25])
+    assert (cell.text, cell.value, cell.sd) == ("+22.5 ± 3.5", pytest.approx(22.5), pytest.approx(3.5355, abs=1e-4))
+    assert improvement_cell([-0.25]).text == "−25.0"
+
+
+def test_nothing_is_relative_to_nothing() -> None:
+    assert improvement({"a": {0: 0.6}}, {"a": {0: 0.0}}) == {}
+    assert improvement({"a": {0: 0.6}}, {"b": {0: 0.5}}) == {}
+    assert mean_improvement({}, {}) == {}
+    assert improvement_cell([]).text == "–"
+    assert relative_drawing({"x": OURS}, {"x": "X"}, "x") is None
+
+
+def test_there_is_no_mean_where_a_client_is_left_out() -> None:
+    # Without "b", which gains most, the share would be negative and the difference of means is positive.
+    own = {"a": {0: 0.4, 1: 0.4}, "b": {0: 0.3, 1: 0.3}}
+    other = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.0, 1: 0.1}}
+    assert left_out(own, other) == {"b": "is at 0 with it"}
+    assert improvement(own, other) == {"a": pytest.approx({0: -0.2, 1: -0.2})}
+    assert mean_improvement(own, other) == {}
+    assert left_out(own, {"a": {0: 0.5}, "c": {0: 0.5}}) == dict.fromkeys("bc", "has no results of both")
+    table = relative_table({"x": own, "y": other}, {"x": "X", "y": "Y"}, "x", "accuracy")
+    assert [cell.text for cell in table.rows[1]][2::2] == ["−20.0 ± 0.0", "–", "–"]
+    assert table.notes[1] == (
+        "Relative to Y, no mean over clients: b is at 0 with it, and a mean over the others would mislead."
+    )
+    drawn = relative_drawing({"x": own, "y": other}, {"x": "X", "y": "Y"}, "x")
+    assert drawn is not None
+    assert b">\xe2\x80\x93<" in drawn.svg()
+
+
+def test_each_row_is_a_method_and_the_first_one_is_ours() -> None:
+    table = relative_table({"y": THEIRS, "x": OURS}, {"y": "Y", "x": "X"}, "x", "accuracy")
+    titles = [column.full_title for column in table.columns]
+    assert titles[1:] == [f"{c} {what}" for c in ("a", "b", "mean") for what in ("accuracy", "relative")]
+    ours, theirs = table.rows
+    assert [cell.text for cell in ours] == ["X", "55.0 ± 7.1", "", "30.0", "", "47.5 ± 3.5", ""]
+    assert [cell.text for cell in theirs[:1]] == ["Y"]
+    assert theirs[2].value == pytest.approx(22.5)
+    assert theirs[4].value == pytest.approx(-25.0)
+    assert theirs[6].value == pytest.approx(-2.5)
+
+
+def test_a_comparison_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_study(tmp_path / "study", seeds=2)
+    own, base = ({seed: _personal(study, m, seed) for seed in (0, 1)} for m in ("fedp3", "fedavg"))
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", str(study), "--relative", "fedp3", "--out", str(tmp_path / "out")])
+    assert stop.value.code == 0
+    assert "against each method" in capsys.readouterr().out
+    rows = {r["method"]: r for r in csv.DictReader((tmp_path / "out/relative.csv").read_text().splitlines())}
+    for client in CLIENTS:
+        shares = [(own[s][client] - base[s][client]) / base[s][client] for s in (0, 1)]
+        assert float(rows["FedAvg"][f"{client} relative (%)"]) == pytest.approx(50 * sum(shares), abs=1e-6)
+        level = 50 * sum(base[s][client] for s in (0, 1))
+        assert float(rows["FedAvg"][f"{client} accuracy (%)"]) == pytest.approx(level)
+    svg = (tmp_path / "out/relative.svg").read_text()
+    assert ">over FedAvg<" in svg
+    assert all(f">{client}<" in svg for client in CLIENTS)
+    with pytest.raises(ValueError, match=r"relative must name a method .* got 'fedfoo'"):
+        compare([study]).relative("fedfoo")
+
+
+def _personal(study: Path, method: str, seed: int) -> dict[str, float]:
+    return json.loads((study / method / f"seed-{seed}/summary.json").read_text())["personal"]
+
+
+def test_a_panel_that_would_flatten_others_has_its_own_scale() -> None:
+    own = {client: {0: 0.8, 1: 0.7} for client in ("a", "b")}
+    values = {"own": own} | {name: {c: dict.fromkeys(v, 0.6) for c, v in own.items()} for name in ("x", "y")}
+    values["far"] = {client: {0: 0.05, 1: 0.05} for client in own}
+    drawing = relative_drawing(values, {name: name for name in ("own", "x", "y", "far")}, "own")
+    assert drawing is not None
+    text = drawing.svg().decode()
+    assert text.count("(own scale)") == 1
+    assert "over far (own scale)" in text
+
+
+SMALL = [
+    'study.methods=["adapter","feddat","adapter_local"]', "data.preset=function", "data.train=16", "data.validation=10",
+    "data.test=10", "local.epochs=1", "run.rounds=2", "run.workers=1", "run.gallery=0", "run.evaluate_every=0",
+]  # fmt: skip
+ITEM = 4
+"""Bytes of a float32."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Real runs of vilt_mini's adapters, and of those of a wider model."""
+    root = tmp_path_factory.mktemp("transmitted")
+    recipes = {name: load_recipe("feddat_scenes", SMALL) for name in ("adapter", "feddat", "adapter_local")}
+    model = ["name=vilt_tiny", "width=128", "layers=2", "trainable=adapters", "peft.reduction=1"]
+    wide = load_recipe("feddat_scenes", [*SMALL, *(f"model.{setting}" for setting in model)])
+    found = {name: root / name for name in (*recipes, "wide")}
+    for name, recipe in recipes.items():
+        run(recipe.method(name), found[name])
+    run(wide.method("adapter"), found["wide"])
+    return found
+
+
+def summary_file(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def adapters(folder: Path) -> dict[str, int]:
+    """Name -> number of values of the tensors in the run's saved global model."""
+    with safe_open(folder / "models" / "global" / "trained.safetensors", "pt") as tensors:
+        return {name: tensors.get_tensor(name).numel() for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def test_less_than_a_percent_travels_beside_adapters(runs: dict[str, Path]) -> None:
+    sizes = adapters(runs["wide"])
+    assert all("adapter" in name for name in sizes)
+    assert sum(sizes.values()) == 2 * (2 * 128 * 128 + 2 * 128)
+    for key in ("bytes_up", "bytes_down"):
+        for clients in summary_file(runs["wide"])[key].values():
+            for sent in clients.values():
+                assert sum(sizes.values()) * ITEM <= sent <= 1.01 * sum(sizes.values()) * ITEM
+
+
+def test_names_and_shapes_travel_beside_values(runs: dict[str, Path]) -> None:
+    """So much per tensor however large it is: a tenth of vilt_mini's small adapters."""
+    assert sum(adapters(runs["adapter"]).values()) == 3 * (2 * 64 * 8 + 8 + 64)
+    for name in ("adapter", "feddat", "wide"):
+        sizes = adapters(runs[name])
+        beside = bytes_up(load(runs[name]).runs[0])
+        assert beside is not None
+        beside -= sum(sizes.values()) * ITEM
+        assert 0 < beside < 128 * len(sizes)
+    # FedDAT sends one of its two adapters, so what Adapter sends.
+    assert summary_file(runs["feddat"])["bytes_up"] == summary_file(runs["adapter"])["bytes_up"]
+
+
+def test_published_adapters_travel_with_a_thousandth_beside_them() -> None:
+    shapes = {"down.weight": (48, 768), "down.bias": (48,), "up.weight": (768, 48), "up.bias": (768,)}
+    tensors = {
+        f"backbone.encoder.layer.{layer}.output.adapters.shared.{name}": torch.zeros(shape)
+        for layer in range(12)
+        for name, shape in shapes.items()
+    }
+    assert sum(tensor.numel() for tensor in tensors.values()) == 894_528  # FedDAT, ViLT
+    assert 1 < len(encode(Message(tensors))) / (894_528 * ITEM) < 1.002
+
+
+def test_heads_are_trained_and_not_sent(runs: dict[str, Path]) -> None:
+    found = {name: summary_file(folder)["parameters"] for name, folder in runs.items()}
+    sent = sum(adapters(runs["adapter"]).values())
+    assert found["adapter"]["sent"] == found["feddat"]["sent"] == sent
+    assert found["adapter_local"]["sent"] == 0
+    assert found["adapter"]["trained"] == found["adapter_local"]["trained"] > sent
+    assert found["feddat"]["trained"] == found["adapter"]["trained"] + sent  # the client's own adapter too
+
+
+def test_the_columns_of_a_table(runs: dict[str, Path]) -> None:
+    study = load(runs["adapter"])
+    parameters = summary_file(runs["adapter"])["parameters"]
+    overhead = columns_of("paper", Context([], judged=View.DEPLOYED))[:4]
+    trained, sent, share, up = (column.cells([MethodRow("", study.runs)])[0] for column in overhead)
+    assert (trained.value, sent.value) == (parameters["trained"], parameters["sent"])
+    assert share.value == pytest.approx(100 * parameters["sent"] / parameters["total"])
+    rounds = summary_file(runs["adapter"])["bytes_up"]
+    every = [n for clients in rounds.values() for n in clients.values()]
+    assert up.value == pytest.approx(sum(every) / len(every))
+    table = paper_table(study)
+    assert table.columns[1:5] == tuple(column.heading for column in overhead)
+    assert table.rows[0][1:5] == (trained, sent, share, up)
+    assert "vilt_mini" in table.title
+    assert [column.cells([MethodRow("", [])])[0].text for column in overhead] == ["–"] * 4
+    local = [MethodRow("", load(runs["adapter_local"]).runs)]
+    assert [column.cells(local)[0].text for column in overhead[1:3]] == ["0", "0.00"]
+
+
+def test_tables_of_other_clients_are_not_put_together() -> None:
+    tables = {name: Table("t", (Column("method"), Column(name)), (((Cell("x"), Cell("1")),),)) for name in ("a", "b")}
+    refuses(r"the table of b must have the columns of a's \(method, a\), got method, b", by_backbone, tables)
+    refuses("at least one", by_backbone, {})
