@@ -375,12 +375,13 @@ def add(
     public: Annotated[str, typer.Option(help="The site's public key. [default: a new key in sites/NAME]")] = "",
     host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    again: Annotated[bool, typer.Option("--again", help="Another key for a site that lost its own.")] = False,
     key: CaKey = None,
 ) -> None:
     """Add a site; a running server lets it in at once, and it takes part from the next round."""
     from confed.deployment.roster import add_site
 
-    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port)))
+    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port), again))
 
 
 @federation_app.command("revoke")

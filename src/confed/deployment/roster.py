@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from confed.deployment.authority import issue_server, make_authority, make_key
+from confed.deployment.authority import issue_server, make_authority, make_key, public_text, settle_key
+from confed.deployment.manifest import MANIFEST, verified
 from confed.deployment.provision import (
     SITES,
     Federation,
@@ -23,6 +24,7 @@ from confed.deployment.provision import (
 )
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import FAULTS, read_bounded
+from confed.system.private_keys import load_private
 
 QUARANTINE = "quarantine.json"  # names of sites that are asked nothing, beside the list of sites
 INTERVAL = 0.5  # seconds between looks at the files
@@ -80,6 +82,7 @@ class Roster(Mapping[bytes, str]):
         try:
             names, quarantined = self._read(), read_quarantine(self._listed)
             if certificate_changed:
+                settle_key(self._listed.parent)
                 self.changed()
         except (OSError, *FAULTS) as error:
             self._told(f"the list of sites stays as it was: {error}")
@@ -116,30 +119,54 @@ def read_quarantine(listed: Path) -> frozenset[str]:
 # What a coordinator does ------------------------------------------------------------------------------------------
 
 
-def add_site(server: Path, name: str, public: str, private: Path | None, address: tuple[str, int]) -> list[Path]:
-    """A site more, with a folder and a key of its own where it brings no public key; signed again."""
+# Each step leaves what the server and the sites can read. Of a command that was killed the same one does the rest.
+
+
+def add_site(
+    server: Path, name: str, public: str, private: Path | None, address: tuple[str, int], again: bool = False
+) -> list[Path]:
+    """A site more, with a folder and a key of its own where it brings no public key; signed again.
+
+    With ``again`` a site that lost its key gets another one, and the lost one is refused from then on.
+    """
     keys = read_sites(server / SITES)
-    if name in keys:
-        raise ValueError(f"site {name!r} is on the list already: `confed federation revoke` removes it")
+    if name in keys and name in _signed(server) and not again:
+        raise ValueError(f"site {name!r} is on the list already: --again gives it another key, `revoke` removes it")
     federation = Federation((name,), *address, (server / "recipe.toml").read_text(encoding="utf-8"))
     folder = server.parent / "sites" / name
     if not public:
-        folder.mkdir(parents=True)
-        public = make_key(folder / "key")
+        public = _key_in(folder, name, again, listed=name in keys)
         write_atomically(folder / "ca.crt", (server / "ca.crt").read_bytes())
         for file, template in (("README.md", "site.md"), ("policy.toml", "policy.toml")):
-            write_from_template(folder / file, template, federation, name)
+            if not (folder / file).is_file():
+                write_from_template(folder / file, template, federation, name)
     write_sites(server / SITES, {**keys, name: public})
     return sign_again(server, private or key_of_authority(server))
+
+
+def _key_in(folder: Path, name: str, again: bool, *, listed: bool) -> str:
+    """The public half of a new key in a site's folder, or of the one that an ``add`` made before it was killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = folder / "key"
+    if again:
+        key.unlink(missing_ok=True)
+    elif not listed and key.is_file() and (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} has the key of an earlier site {name!r}: --again makes another one")
+    return public_text(load_private(key.read_bytes(), str(key))) if key.is_file() else make_key(key)
 
 
 def revoke_site(server: Path, name: str, private: Path | None) -> list[Path]:
     """A site less: a running server refuses it at once; signed again, for the other sites."""
     keys = read_sites(server / SITES)
-    if name not in keys:
+    if name not in keys and name not in _signed(server):
         raise ValueError(f"there is no site {name!r} on the list; there are {', '.join(keys)}")
     write_sites(server / SITES, {site: key for site, key in keys.items() if site != name})
     return sign_again(server, private or key_of_authority(server))
+
+
+def _signed(server: Path) -> Mapping[str, str]:
+    """The sites that the newest manifest has."""
+    return verified(server, (server / "ca.crt").read_bytes()).sites
 
 
 def quarantine_site(server: Path, name: str, release: bool) -> None:
@@ -157,7 +184,10 @@ def renew_server(server: Path, authority: Path | None, host: str, days: int) -> 
 
 def rotate_authority(server: Path, folder: Path, days: int, encrypted: bool) -> None:
     """A second authority, which sites that have the new ``ca.crt`` trust beside the first."""
-    both = make_authority(folder, days, encrypted) + (server / "ca.crt").read_bytes()
+    after = folder / "ca.crt"
+    following = after.read_bytes() if after.is_file() else make_authority(folder, days, encrypted)
+    both = (server / "ca.crt").read_bytes()
+    both = both if following in both else following + both
     write_atomically(server / "ca.crt", both, sync=True)
     for name in read_sites(server / SITES):
         site = server.parent / "sites" / name / "ca.crt"
