@@ -122,10 +122,8 @@ def test_a_killed_command_loses_nothing_and_is_done_again(name: str, made: Path,
             assert between[what] in (before[what], after[what]), (folder.name, what)
         untouched = {site: key for site, key in before["keys"].items() if site != "south"}
         assert untouched.items() <= between["keys"].items()
-        try:
+        with suppress(ValueError):  # where all of it had been done
             command(folder)
-        except ValueError as error:  # all of it had been done
-            assert "on the list" in str(error)
         healed = state_of(folder)
         assert [healed[what] for what in WHAT] == [after[what] for what in WHAT], folder.name
         assert healed["serial"] >= after["serial"]

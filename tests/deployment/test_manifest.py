@@ -270,7 +270,8 @@ def test_manifests_without_numbers_count_as_the_oldest(home: Path) -> None:
         def to_bytes(self) -> bytes:
             return json.dumps({**content, "format": 1}).encode()
 
-    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), [server, home])
+    folders = [server, *home.parent.iterdir()]
+    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), folders)
     assert verified(home, authority).serial == 0
     assert newer(home)[1].serial == 1
 
