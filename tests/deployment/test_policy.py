@@ -14,6 +14,7 @@ from confed.engines.perform import Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
 from confed.federation.messages import Message
+from confed.release.limits import Release
 from confed.testing.toy import toy_setup
 from led_recipe import recipe_of
 
@@ -107,6 +108,17 @@ def test_figures_over_too_few_examples_are_not_told(tmp_path: Path) -> None:
 def test_every_key_has_a_case_one_over_its_limit() -> None:
     keys = {field.name for field in fields(SitePolicy)} - {"file", "lines"}
     assert keys == {*RECIPES, *REQUESTS, "least_examples", "evaluations"}
+
+
+@pytest.mark.parametrize("limit", [entry.name for entry in fields(Release)])
+def test_limits_of_a_release_are_read_with_the_policy(limit: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f"rounds = 2\n[release]\n{limit} = 1\n")
+    assert read_policy(file).rounds == 2
+    for line in (f"{limit} = -1", f"{limit} = true", f"{limit}s = 1"):
+        file.write_text(f"rounds = 2\n[release]\n{line}\n")
+        with pytest.raises(ValueError, match=rf"release\.{limit}"):
+            read_policy(file)
 
 
 def test_bytes_are_counted_over_restarts_and_anew_each_day(tmp_path: Path) -> None:

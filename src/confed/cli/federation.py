@@ -161,6 +161,8 @@ def client(
     Only opens outgoing connections. Ctrl-C stops; the same command resumes. Needs the extra "flower", or with --engine
     flare "flare".
     """
+    from confed.datasets.card import read_card
+    from confed.deployment.consent import check_policy
     from confed.deployment.manifest import check_serial
     from confed.deployment.monitor import monitored
     from confed.deployment.policy import policy_of
@@ -177,6 +179,8 @@ def client(
     signature = transport.signature(joining, recipe, card, unsigned)
     if signature is not None:
         check_serial(private, *signature)
+    if card is not None:
+        check_policy(read_card(card), site, joining.policy.file)
     stop = threading.Event()
     with _private(), _stopping(stop):
         loaded = _handed_out(recipe, [*(overrides or []), *given], method)
@@ -520,3 +524,18 @@ def card(
     say(escape(f"made {out}: {told}; read it before you send it"))
     if merge:
         say("every site needs it too: confed client ... --card")
+
+
+@federation_app.command("consent")
+def consent(
+    card: Annotated[Path, typer.Argument(help="The site's data card, which gets the consent.")],
+    site: SiteName,
+    by: Annotated[str, typer.Option(help="Who consents: name and office.")],
+    key: SiteKey = Path("key"),
+    policy: Annotated[Path, typer.Option(help="The policy that is agreed to.")] = Path("policy.toml"),
+) -> None:
+    """Record in a site's card who consents to its part under which policy, signed with the site's key."""
+    from confed.deployment.consent import give_consent
+
+    give_consent(card, site, by, key, policy)
+    say(escape(f"{by} consents for {site}: {card} has it, signed"))

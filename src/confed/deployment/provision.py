@@ -20,6 +20,7 @@ from string import Template
 from confed.datasets.card import Card, card_of, merged, read_card
 from confed.datasets.card import digest_of as digest_of_card
 from confed.deployment.authority import issue_server, make_authority, make_key
+from confed.deployment.consent import check_consents
 from confed.deployment.manifest import MANIFEST, Manifest, digest_of, sign, verified
 from confed.deployment.policy import FILE as POLICY
 from confed.federation.checkpoint import write_atomically
@@ -190,6 +191,7 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
         raise ValueError(f"--serial must be above {newest}, the number of the last manifest, got {number}")
     folders.append(server)
     if card is not None:
+        check_consents(read_card(card), keys)
         for folder in folders:
             write_atomically(folder / "card.json", card.read_bytes())
     digest = before.card if card is None else digest_of(card)
