@@ -33,7 +33,7 @@ from confed.deployment.transports import Leading
 from confed.engines.flower.supernode import SuperNode, public_of, read_key, read_public
 from confed.engines.flower.transport import client_app
 from confed.engines.remote.client import Site
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.system.events import Event, Note, RunProgress, SiteStates
 from led_recipe import SITES_OF, recipe_of
 from repository import SUPPORT
@@ -185,6 +185,32 @@ def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypa
     assert len(led.rounds()) == 30
     assert "site cold was added" in led.said
     assert set(led.summary["membership"]["evaluated"]) == set(SITES_OF)
+
+
+def test_ctrl_c_ends_the_server_also_while_a_site_is_added(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    revoke_site(kit / "server", "cold", None)
+    led, look, registries = Led(kit, 30, monkeypatch), SiteRegistry.look, list[SiteRegistry]()
+
+    def noted(registry: SiteRegistry, always: bool = False) -> None:
+        registries.append(registry)
+        look(registry, always)
+
+    monkeypatch.setattr(SiteRegistry, "look", noted)
+
+    def more() -> None:
+        public = public_of(read_key(kit / "sites" / "cold" / "key"))
+        add_site(led.server, "cold", public, None, ("localhost", led.port))
+        time.sleep(0.7)
+        led.join(led.opened("cold"))
+        registry = registries[-1]
+        until(lambda: (look(registry, always=True), "cold" in registry.lines)[-1])
+        raise KeyboardInterrupt  # before the end of the round, at which the server goes on with the new one
+
+    led.at_round[2] = more
+    with pytest.raises(KeyboardInterrupt), led.running("warm", "both"):
+        pass
+    assert len(led.rounds()) == 2
 
 
 def test_a_renewed_certificate_is_shown_to_new_connections(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
