@@ -68,7 +68,7 @@ def test_nobody_consents_for_another_site(root: Path, tmp_path: Path) -> None:
         check_consents(read_card(file), read_sites(root / "server" / "sites.json"))
 
 
-def test_another_policy_than_agreed_to_is_refused_before_a_site_joins(
+def test_another_policy_than_agreed_to_is_refused_on_joining(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = root / "sites" / "north"

@@ -14,7 +14,9 @@ from confed.engines.perform import Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
 from confed.federation.messages import Message
-from confed.release.limits import Release
+from confed.release.limits import Release, read_limits
+from confed.release.probe import Estimate
+from confed.release.verdict import BEYOND, WITHIN, judge, verdict
 from confed.testing.toy import toy_setup
 from led_recipe import recipe_of
 
@@ -111,14 +113,14 @@ def test_every_key_has_a_case_one_over_its_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", [entry.name for entry in fields(Release)])
-def test_limits_of_a_release_are_read_with_the_policy(limit: str, tmp_path: Path) -> None:
+def test_a_model_one_over_each_limit_of_release_is_beyond_it(limit: str, tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(f"rounds = 2\n[release]\n{limit} = 1\n")
     assert read_policy(file).rounds == 2
-    for line in (f"{limit} = -1", f"{limit} = true", f"{limit}s = 1"):
-        file.write_text(f"rounds = 2\n[release]\n{line}\n")
-        with pytest.raises(ValueError, match=rf"release\.{limit}"):
-            read_policy(file)
+    release, over = read_limits(file), -1 if limit == "least_members" else 1
+    for value, sentence in ((1.0, WITHIN), (1.0 + over, BEYOND.format(limit.replace("_", " ")))):
+        figures = judge([("probe", Estimate(limit, "a title", value, limit=limit))], release)
+        assert verdict(figures, release, 0)[0] == sentence
 
 
 def test_bytes_are_counted_over_restarts_and_anew_each_day(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.reading import FAULTS, read_bounded
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
-from confed.release.limits import read_limits
 from confed.runs.privacy_spent import record_cost
 
 FILE = "policy.toml"
@@ -114,8 +113,7 @@ def read_policy(path: Path) -> SitePolicy:
         content: dict[str, Any] = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} must be a site's policy in TOML: {error}") from error
-    if content.pop("release", None) is not None:
-        read_limits(path)
+    content.pop("release", None)
     keys = [entry.name for entry in fields(SitePolicy) if entry.name not in ("file", "lines")]
     for key, value in content.items():
         if key not in keys:
