@@ -15,7 +15,7 @@ from confed.deployment.server import run_server
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.journal_chains import KEY, KNOWN
+from confed.engines.remote.journal_chains import KEY, KNOWN, SEEN, Countersignatures
 from confed.engines.remote.server import Remote
 from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
@@ -60,6 +60,20 @@ def test_folders_that_were_left_alone_are_sound(folders: Path) -> None:
     privacy = {line.site: line for line in lines if line.journal == "privacy"}
     assert (privacy["client-1"].signed, privacy["client-1"].here, privacy["client-1"].verdict) == (2, 2, "sound")
     assert (privacy["client-0"].here, privacy["client-0"].verdict) == (None, "not at hand")
+
+
+def test_a_run_folder_put_back_from_a_backup_is_named(folders: Path) -> None:
+    site, older = folders / "client-1", folders / "older"
+    shutil.copytree(folders / "server", older)
+    heads = Countersignatures(folders / "server")
+    known = {name: length for name, (length, _) in heads.known("client-1").items()}
+    heads.note("client-1", json.dumps({name: [length + 1, "a" * 32] for name, length in known.items()}))
+    heads.sign()
+    (site / SEEN).write_text(heads.signed("client-1"))
+    wrong = [line for line in audit(older, [site]) if not line.sound]
+    assert {line.journal for line in wrong} == set(known)
+    told = {line.journal: line.verdict for line in wrong}
+    assert f"put back from an old copy: {known['privacy'] + 1} entries were signed" in told["privacy"]
 
 
 def cut(path: Path) -> None:

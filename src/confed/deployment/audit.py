@@ -48,12 +48,16 @@ def audit(state: Path, privates: Sequence[Path] = ()) -> list[AuditLine]:
             lines.append(AuditLine(site, "all", 0, None, str(error), sound=False))
             continue
         here = lengths_against(folder_of[site], statement) if site in folder_of else {}
+        kept = countersigned_at(folder_of[site], site) if site in folder_of else {}
         for journal, (signed, _) in statement.items():
             length, begins_so = here.get(journal, (None, True))
             verdict = "not at hand" if length is None else "sound"
+            later = kept.get(journal, (0, ""))[0] > signed
             if not begins_so:
                 verdict = "removed, cut or put back from an old copy"
-            lines.append(AuditLine(site, journal, signed, length, verdict, begins_so))
+            elif later:
+                verdict = f"the run folder was put back from an old copy: {kept[journal][0]} entries were signed"
+            lines.append(AuditLine(site, journal, signed, length, verdict, begins_so and not later))
     return lines
 
 

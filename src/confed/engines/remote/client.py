@@ -479,6 +479,7 @@ class Site:
         info = self.client
         greeting: dict[str, Scalar] = {"client": info.id, "examples": info.num_examples, "head": info.head}
         greeting |= {f"{LEFT_OUT}{role}": count for role, count in self._left_out.items()}
+        greeting["countersigned"] = self._journals.kept
         scalars = {**self.fingerprint.scalars(), **greeting, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
