@@ -455,6 +455,18 @@ def erase(
         say(escape(f"left: {sentence}"))
 
 
+@federation_app.command("retain")
+def retain(
+    folder: Annotated[Path, typer.Argument(help="A server's run folder, or a site's private one; not in use.")],
+    days: Annotated[int, typer.Option(help="Days without a change after which states and checkpoints go.")],
+) -> None:
+    """Remove states, checkpoints and models set aside that are older, with a record in removed.jsonl."""
+    from confed.deployment.audit import retain as remove_old
+
+    for sentence in remove_old(folder, days) or ["nothing is that old"]:
+        say(escape(sentence))
+
+
 def _tell_signed(folders: list[Path]) -> None:
     """Where a new manifest is, and who needs it."""
     from confed.deployment.manifest import MANIFEST, SIGNATURE
