@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from confed.datasets.card import Card, read_card
-from confed.deployment.manifest import digest_of
+from confed.deployment.manifest import digest_of, signature_by, signed_by
 from confed.deployment.policy import read_policy
 from confed.federation.checkpoint import write_atomically
 from confed.system.private_keys import load_private
@@ -22,48 +22,37 @@ _WORDS = ("by", "on", "policy", "card")
 
 def give_consent(file: Path, site: str, by: str, key: Path, policy: Path) -> None:
     """Consent to a site's card and policy, written into the card; an earlier one of the site is replaced."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     card = read_card(file)
     if site not in card.clients:
         raise ValueError(f"{file} has no client {site!r}; there are {', '.join(card.clients)}")
     if not by.strip():
         raise ValueError("--by must name who consents, got nothing")
     read_policy(policy)
-    private = load_private(key.read_bytes(), str(key))
-    if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{key} must be a key of `confed federation key`, got {type(private).__name__}")
     described = replace(card, clients={name: replace(told, consent={}) for name, told in card.clients.items()})
     consent = {"by": by, "on": time.strftime("%Y-%m-%d"), "policy": digest_of(policy)}
     consent["card"] = sha256(described.to_json().encode()).hexdigest()
-    consent["signature"] = private.sign(_text(site, consent), ec.ECDSA(hashes.SHA384())).hex()
+    consent["signature"] = signature_by(load_private(key.read_bytes(), str(key)), _text(site, consent)).hex()
     clients = {**card.clients, site: replace(card.clients[site], consent=consent)}
     write_atomically(file, replace(card, clients=clients).to_json().encode())
 
 
 def check_consents(card: Card, keys: Mapping[str, str]) -> None:
     """Check of the signatures under all consents of a card, by the list of the sites' public keys."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     for site, client in card.clients.items():
         if not client.consent or site not in keys:
             continue
-        public = load_ssh_public_key(keys[site].encode())
         try:
-            if not isinstance(public, ec.EllipticCurvePublicKey):
-                raise ValueError("no key of an elliptic curve")
-            public.verify(
-                bytes.fromhex(client.consent["signature"]), _text(site, client.consent), ec.ECDSA(hashes.SHA384())
-            )
-        except (InvalidSignature, ValueError, KeyError) as error:
+            signature, text = bytes.fromhex(client.consent["signature"]), _text(site, client.consent)
+            sound = signed_by(load_ssh_public_key(keys[site].encode()), signature, text)
+        except (ValueError, KeyError):
+            sound = False
+        if not sound:
             raise ValueError(
                 f"the consent of {site!r} in the card is not signed with the key of that site: it has to be given "
                 "again (`confed federation consent`)"
-            ) from error
+            )
 
 
 def check_policy(card: Card, site: str, policy: str) -> None:

@@ -59,17 +59,8 @@ def digest_of(path: Path) -> str:
 
 def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
     """Signature of a manifest; both files are written into some folders; a fault is a ValueError."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-
-    key = load_private(private, "the authority's key")
     data = manifest.to_bytes()
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        signature = key.sign(_HEADING + data, ec.ECDSA(hashes.SHA384()))
-    elif isinstance(key, rsa.RSAPrivateKey):
-        signature = key.sign(_HEADING + data, _pss(padding, hashes), hashes.SHA384())
-    else:
-        raise ValueError(f"the authority's key must be one on an elliptic curve or of RSA, got {type(key).__name__}")
+    signature = signature_by(load_private(private, "the authority's key"), _HEADING + data)
     line = base64.b64encode(signature) + b"\n"
     for folder in folders:
         # Who is killed, or reads, in between has a manifest with its signature: beside the old one there are both.
@@ -77,6 +68,18 @@ def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
         write_atomically(before, line + (before.read_bytes() if before.is_file() else b""))
         write_atomically(folder / MANIFEST, data)
         write_atomically(before, line)
+
+
+def signature_by(key: Any, data: bytes) -> bytes:
+    """A signature with SHA-384, of a private key on an elliptic curve or of RSA."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(data, ec.ECDSA(hashes.SHA384()))
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(data, _pss(padding, hashes), hashes.SHA384())
+    raise ValueError(f"a key that signs must be one on an elliptic curve or of RSA, got {type(key).__name__}")
 
 
 def verified(folder: Path, authority: bytes) -> Manifest:
@@ -94,7 +97,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
     except ValueError as error:
         raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
     keys = [certificate.public_key() for certificate in trusted(authority)]
-    if not any(_signed_by(key, signature, data) for key, signature in itertools.product(keys, signatures)):
+    if not any(signed_by(key, signature, _HEADING + data) for key, signature in itertools.product(keys, signatures)):
         raise ValueError(
             f"{path} is not signed by the authority that this site trusts: the file was changed, or is of another "
             "federation; ask the coordinator before you continue"
@@ -102,17 +105,17 @@ def verified(folder: Path, authority: bytes) -> Manifest:
     return _read(path, data)
 
 
-def _signed_by(key: Any, signature: bytes, data: bytes) -> bool:
-    """Whether a manifest is signed by the owner of a public key."""
+def signed_by(key: Any, signature: bytes, data: bytes) -> bool:
+    """Whether data are signed by the owner of a public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, _HEADING + data, ec.ECDSA(hashes.SHA384()))
+            key.verify(signature, data, ec.ECDSA(hashes.SHA384()))
         elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, _HEADING + data, _pss(padding, hashes), hashes.SHA384())
+            key.verify(signature, data, _pss(padding, hashes), hashes.SHA384())
         else:
             return False
     except InvalidSignature:
