@@ -321,3 +321,21 @@ def test_the_commands_do_what_they_say(kit: Path, tmp_path: Path, capsys: pytest
     assert list(read_sites(kit / "server" / SITES)) == ["warm", "both", "natural"]
     assert (kit / "sites" / "natural" / "policy.toml").is_file()
     assert verified(kit / "sites" / "natural", (kit / "sites" / "natural" / "ca.crt").read_bytes()).serial == 3
+
+
+@pytest.mark.parametrize("act", ["add", "revoke", "quarantine", "renew", "rotate"])
+def test_a_kit_of_flare_says_that_its_list_is_fixed(act: str, tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    (server / "startup").mkdir(parents=True)
+    (server / SITES).write_text('{"a": "a", "b": "b"}')
+    before = sorted(tmp_path.rglob("*"))
+    acts: dict[str, Callable[[], Any]] = {
+        "add": lambda: add_site(server, "c", "", None, ("localhost", 1)),
+        "revoke": lambda: revoke_site(server, "a", None),
+        "quarantine": lambda: quarantine_site(server, "a", release=False),
+        "renew": lambda: renew_server(server, None, "localhost", 10),
+        "rotate": lambda: rotate_authority(server, tmp_path / "next", 10, encrypted=False),
+    }
+    with pytest.raises(ValueError, match="is a kit of FLARE, whose sites and certificates are those that it was made"):
+        acts[act]()
+    assert sorted(tmp_path.rglob("*")) == before

@@ -130,7 +130,7 @@ def add_site(
     With ``again`` a site that lost its key gets another one, and the lost one is refused from then on.
     """
     keys = read_sites(server / SITES)
-    if name in keys and name in _signed(server) and not again:
+    if name in _signed(server) and name in keys and not again:
         raise ValueError(f"site {name!r} is on the list already: --again gives it another key, `revoke` removes it")
     federation = Federation((name,), *address, (server / "recipe.toml").read_text(encoding="utf-8"))
     folder = server.parent / "sites" / name
@@ -158,7 +158,7 @@ def _key_in(folder: Path, name: str, again: bool, *, listed: bool) -> str:
 def revoke_site(server: Path, name: str, private: Path | None) -> list[Path]:
     """A site less: a running server refuses it at once; signed again, for the other sites."""
     keys = read_sites(server / SITES)
-    if name not in keys and name not in _signed(server):
+    if name not in {**keys, **_signed(server)}:
         raise ValueError(f"there is no site {name!r} on the list; there are {', '.join(keys)}")
     write_sites(server / SITES, {site: key for site, key in keys.items() if site != name})
     return sign_again(server, private or key_of_authority(server))
@@ -166,11 +166,22 @@ def revoke_site(server: Path, name: str, private: Path | None) -> list[Path]:
 
 def _signed(server: Path) -> Mapping[str, str]:
     """The sites that the newest manifest has."""
+    _check_flower(server)
     return verified(server, (server / "ca.crt").read_bytes()).sites
+
+
+def _check_flower(server: Path) -> None:
+    """Refusal of a kit of FLARE, whose list and certificates are made with it."""
+    if (server / "startup").is_dir():
+        raise ValueError(
+            f"{server} is a kit of FLARE, whose sites and certificates are those that it was made with: make a new "
+            "federation; over Flower they change while the server runs"
+        )
 
 
 def quarantine_site(server: Path, name: str, release: bool) -> None:
     """A site in quarantine, or out of it."""
+    _check_flower(server)
     if name not in read_sites(server / SITES):
         raise ValueError(f"there is no site {name!r} on the list; there are {', '.join(read_sites(server / SITES))}")
     names = read_quarantine(server / SITES) - {name} if release else read_quarantine(server / SITES) | {name}
@@ -179,11 +190,13 @@ def quarantine_site(server: Path, name: str, release: bool) -> None:
 
 def renew_server(server: Path, authority: Path | None, host: str, days: int) -> None:
     """A new certificate of the server, which a running one takes for new connections."""
+    _check_flower(server)
     issue_server(server, authority or key_of_authority(server).parent, host, days)
 
 
 def rotate_authority(server: Path, folder: Path, days: int, encrypted: bool) -> None:
     """A second authority, which sites that have the new ``ca.crt`` trust beside the first."""
+    _check_flower(server)
     after = folder / "ca.crt"
     following = after.read_bytes() if after.is_file() else make_authority(folder, days, encrypted)
     both = (server / "ca.crt").read_bytes()

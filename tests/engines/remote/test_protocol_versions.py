@@ -62,7 +62,7 @@ def test_protocols_one_apart_go_together_and_others_do_not(step: int, tmp_path: 
         assert "the protocol must be the same or one apart" in str(site.problem)
 
 
-def test_a_server_with_a_new_setting_trains_with_sites_that_do_not_know_it(tmp_path: Path) -> None:
+def test_a_new_setting_with_its_default_is_no_bar(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=2)
     later = replace(setup, algorithm=next_fedavg())
     letters = Letters(setup, tmp_path)
