@@ -295,8 +295,10 @@ class JobSupervisor:
         running: list[dict[str, Any]] = self._ask(lambda admin: admin.get_client_job_status() or [], [])
         names = {str(entry.get("client_name")) for entry in running}
         busy = {str(entry.get("client_name")) for entry in running if entry.get("job_id") == job.id}
-        now, idle = time.monotonic(), names & self._clients.keys() - busy
-        job.without = {name: job.without.get(name, now) for name in idle}
+        now = time.monotonic()
+        idle = dict.fromkeys(names & self._clients.keys() - busy, now)
+        # A site on a bad line does not answer every time.
+        job.without = {name: since for name, since in (idle | job.without).items() if name not in busy}
         return next((name for name, since in job.without.items() if now - since >= STRAY), None)
 
     # FLARE's administrator -----------------------------------------------------------------------------------
