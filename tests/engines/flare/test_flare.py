@@ -461,10 +461,10 @@ class Admin:
 
     def get_job_status(self, job: str) -> str:
         does = self.script[min(int(job[4:]), len(self.script) - 1)]
-        if does == "done":
+        if does in ("done", "unheard"):
             self.bulletin(RunProgress(3, 3, "done", "done"))
             self.bulletin.ended()
-            return "FINISHED:COMPLETED"
+            return "FINISHED:COMPLETED" if does == "done" else "RUNNING"
         if does == "faulty":
             self.bulletin.failed(ValueError("no such data"))
         if does == "round":
@@ -517,6 +517,12 @@ def test_a_job_that_a_site_does_not_have_is_handed_in_for_it(serving: Scripted) 
     serve.until_done()
     assert admin.aborted == ["job-0"]
     assert "site cold is there and does not run the job; going on from the last checkpoint" in said
+
+
+def test_a_run_is_over_where_flare_does_not_hear_of_it(serving: Scripted) -> None:
+    admin, serve, _ = serving("unheard")
+    serve.until_done()
+    assert admin.jobs == admin.aborted == ["job-0"]
 
 
 def test_a_faulty_run_is_not_handed_in_again(serving: Scripted) -> None:
