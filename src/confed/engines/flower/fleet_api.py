@@ -1,7 +1,7 @@
 """HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests.
 
 A site of confed's may ask in a way that Flower's SuperNode does not: its request for a message waits
-(:mod:`confed.engines.flower.long_polls`), and small messages travel in one request each way
+(:mod:`confed.engines.flower.long_polls`), and carries its reply to the message before
 (:mod:`confed.engines.flower.objects`).
 """
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from confed.engines.flower.grid import Inbox, RequestRejected, SuperLinkGrid
 from confed.engines.flower.long_polls import LONGEST, WAIT
-from confed.engines.flower.objects import PIECE
+from confed.engines.flower.objects import PIECE, carried, carry
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -134,6 +134,8 @@ async def _pull(
     seconds: Annotated[float, Depends(_seconds)],
 ) -> PullMessagesResponse:
     inbox, polls = whose[0], whose[0].polls
+    if reply := carried(request):
+        await run_in_threadpool(_take_carried, request, reply, whose)
     if not seconds:
         return await run_in_threadpool(pull_messages, request, inbox.state, inbox.store)
     end, waiting = time.monotonic() + seconds, polls.begin(request.node.node_id)
@@ -142,10 +144,22 @@ async def _pull(
             came = await run_in_threadpool(polls.take, waiting, lambda: inbox.hand_out(request))
             left = end - time.monotonic()
             if came is None or came.messages_list or left <= 0:
-                return came or PullMessagesResponse()
+                came = came or PullMessagesResponse()
+                carry(came, b"")
+                return came
             await waiting.pause(left)
     finally:
         polls.leave(waiting)
+
+
+def _take_carried(request: PullMessagesRequest, reply: bytes, whose: tuple[Inbox, str]) -> None:
+    """Takes a reply that came with a request for the next message, as if it had come alone."""
+    try:
+        push = PushMessagesRequest.FromString(reply)
+    except Exception as error:
+        raise RequestRejected(400, "what a request carries is no reply") from error
+    push.node.CopyFrom(request.node)  # which Flower has compared with the signature
+    whose[0].announce(push, whose[1])
 
 
 @router.post("/push-messages")
