@@ -13,6 +13,7 @@ import matrix_cases
 from confed.engines.executor import InProcess
 from confed.federation import equivalence
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, RUN, WAYS, Row, hooks
 from confed.federation.frozen_features import FrozenFeatures
 from confed.federation.local import Local
@@ -97,6 +98,21 @@ def test_cell(name: str, way: str):
 @pytest.mark.parametrize(("name", "way"), cells("resumed"))
 def test_resumed_cell(name: str, way: str, tmp_path: Path):
     compare(name, way, lambda given: outcome(given, folder=tmp_path))
+
+
+@pytest.mark.parametrize("direction", RUN)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("algorithm.")])
+def test_option_beside_compression(name: str, direction: str):
+    method, packed = CASES[name].algorithm, {direction: Compression(8)}
+    if row_of(name).packed == "refused":
+        with pytest.raises(ValueError, match=rf"run\.{direction} must be left out for Plain: "):
+            setup_of(method, SGD, **packed)
+        return
+    together = outcome(setup_of(method, SGD, **packed))
+    assert together.errors == {}
+    assert apart(together, outcome(setup_of(method, SGD))) > 0.0
+    assert apart(together, outcome(setup_of(Plain(), SGD, **packed))) > 0.0
+    assert apart(together, matrix_cases.workers(setup_of(method, SGD, **packed))) == 0.0
 
 
 @pytest.fixture(scope="module")
