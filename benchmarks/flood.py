@@ -52,29 +52,43 @@ HALF = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 """The beginning of a TLS handshake."""
 
 
+def stranger(port: int, address: str, context: ssl.SSLContext | None) -> socket.socket:
+    """A connection from an address, which waits for nothing; with TLS one that is ready for its handshake."""
+    line = socket.socket()
+    line.bind((address, 0))
+    if context is None:
+        line.setblocking(False)
+        line.connect_ex(("127.0.0.1", port))
+        return line
+    line.settimeout(0.5)  # only what is connected can be wrapped
+    line.connect(("127.0.0.1", port))
+    line = context.wrap_socket(line, do_handshake_on_connect=False)
+    line.setblocking(False)
+    return line
+
+
 def flood(port: int, rate: int, most: int, same: bool, tls: bool) -> None:
     """Opens connections until there are so many, and again those that were ended, until this process is ended."""
     held: list[socket.socket] = []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = None
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     print("begun", flush=True)
     opened = 0
     while opened < 200_000:
         began = time.monotonic()
         for _ in range(max(rate // 10, 1)):
-            stranger = socket.socket()
-            stranger.setblocking(False)
-            stranger.bind(("127.0.0.1" if same else f"127.0.0.{2 + opened % 8}", 0))
-            stranger.connect_ex(("127.0.0.1", port))
-            held.append(context.wrap_socket(stranger, do_handshake_on_connect=False) if tls else stranger)
             opened += 1
-        for number, stranger in enumerate(held[-200:]):
+            with suppress(OSError):  # as the server is busy, or closes it at once
+                held.append(stranger(port, "127.0.0.1" if same else f"127.0.0.{2 + opened % 8}", context))
+        for number, line in enumerate(held[-200:]):
             with suppress(OSError):
-                if isinstance(stranger, ssl.SSLSocket):
-                    stranger.do_handshake()
-                    stranger.send(b"P")
+                if isinstance(line, ssl.SSLSocket):
+                    line.do_handshake()
+                    line.send(b"P")
                 elif number % 3:
-                    stranger.send(HALF if number % 3 == 1 else b"P")
+                    line.send(HALF if number % 3 == 1 else b"P")
         while len(held) > most:
             held.pop(0).close()
         time.sleep(max(0.1 - (time.monotonic() - began), 0.0))
@@ -91,7 +105,7 @@ def come_anew(root: Path, port: int) -> None:
         asked += 1
         began = time.monotonic()
         line = http.client.HTTPSConnection(
-            "localhost", port, timeout=10, context=context, source_address=("127.0.0.50", 0)
+            "localhost", port, timeout=5, context=context, source_address=("127.0.0.50", 0)
         )
         with suppress(OSError, http.client.HTTPException), closing(line):
             line.request("POST", ABOUT, headers=signed_headers(key))
