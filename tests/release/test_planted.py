@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from confed.analysis.case import TEST, TRAIN, Case, Part, with_other_words
 from confed.metrics.statistics import LEVEL, holm
 from confed.recipes.recipe import load_recipe
-from confed.release.case import TEST, TRAIN, Case, Part, with_other_words
 from confed.release.probe import Estimate
-from confed.release.probes import records, text
+from confed.release.probes import properties, records, text
 from confed.release.roc import Scored
 from confed.runs.run import run
 
@@ -148,6 +148,28 @@ def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
         print(seed, planted, control, words.value, words.chance, written["exposure_mean"].p, flush=True)
         found += min(planted.values()) < LEVEL
         flagged += min(control.values()) <= LEVEL
+    assert found == 10
+    assert flagged <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sites_with_a_class_of_their_own_are_found(tmp_path: Path) -> None:
+    flagged = found = 0
+    for seed in NEW_SEEDS:
+        case = small_run(tmp_path / str(seed), seed)
+        examined = [] if properties.PROBE.excluded(case) else properties.PROBE.look(case, 60.0).measures
+        control = corrected(list(examined))
+        case = Case(tmp_path / str(seed))
+        owner = case.sites[seed % len(case.sites)]
+        for site in case.sites:
+            labels = case.table(site, TRAIN).columns["label"]
+            labels[labels == 3] = 3 if site == owner else 4
+        measures = {measured.name: measured for measured in properties.PROBE.look(case, 60.0).measures}
+        planted = corrected(list(measures.values()))
+        print(seed, planted, measures["properties_owner"].value, control, flush=True)
+        found += min(planted.values()) < LEVEL and measures["properties_owner"].value == 1.0
+        flagged += min(control.values(), default=1.0) <= LEVEL
     assert found == 10
     assert flagged <= 1
 

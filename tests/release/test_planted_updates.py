@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from confed.analysis.case import TRAIN, VALIDATION, Case
 from confed.recipes.recipe import load_recipe
-from confed.release.case import TRAIN, VALIDATION, Case
 from confed.release.probes import pictures, properties
 from confed.runs.run import run
 
@@ -27,7 +27,7 @@ CLASSES = (
 def test_searches_for_pictures_of_others_are_not_flagged(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "STEPS", 20)
+    monkeypatch.setattr(pictures, "STEPS", 8)
     run(load_recipe("fedvqa_scenes", (*SMALL, f"model.trainable={kind}")), tmp_path / "run")
     case = Case(tmp_path / "run")
     assert pictures.PROBE.excluded(case) == ""

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator, isolated
@@ -38,7 +39,6 @@ from confed.federation.specs import TaskAware, frozen_names
 from confed.federation.structure import heads_of
 from confed.privacy.accountant import epsilon
 from confed.privacy.cut import CutPrivacy, cut_privacy
-from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.release.probe import Estimate, Finding, Probe
 
 EXAMPLES = 500

@@ -26,13 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.analysis.victim import joined_batches, ordinary_words, token_names
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.analysis.victim import Linear, fit_linear, joined_batches, ordinary_words, token_names
 from confed.data.table import Table
-from confed.federation.protocols import Batch, Output
+from confed.federation.protocols import Batch
 from confed.federation.randomness import generator, isolated
-from confed.federation.specs import model_spec
 from confed.privacy.cut import CutPrivacy, cut_privacy
-from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.probes.answers import NONE, OWN, defences, with_cost
 
@@ -78,19 +77,6 @@ class Decoder:
         with torch.no_grad():
             rebuilt = self.network((v.float() - self.centre) / self.scale) * self.spread + self.mean
         return rebuilt.reshape(len(v), *self.shape)
-
-
-@dataclass(frozen=True)
-class WordProbe:
-    """A logistic regression for every word."""
-
-    weight: Tensor
-    bias: Tensor
-    frequency: Tensor  # in which share of the attacker's questions each word is, (V,)
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """Scores of all words (B, V) from activations (B, D)."""
-        return F.linear(v.float(), self.weight, self.bias)
 
 
 def fit_decoder(
@@ -158,22 +144,15 @@ def searched(
     return best
 
 
-def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int = 300, lr: float = 0.05) -> WordProbe:
-    """Trains a logistic regression per word, from zero; nothing in it is random."""
-    with torch.inference_mode(False), torch.enable_grad():
-        v, words = v.detach().clone().float(), words.detach().clone().float()
-        centre, scale = v.mean(0), v.std(0, correction=0).clamp_min(1e-6)
-        inputs, frequency = (v - centre) / scale, words.mean(0)
-        weight = torch.zeros(words.shape[1], v.shape[1]).requires_grad_()
-        bias = torch.logit(frequency, eps=1e-4).requires_grad_()
-        optimizer = torch.optim.Adam([weight, bias], lr=lr)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            fit = F.binary_cross_entropy_with_logits(F.linear(inputs, weight, bias), words, reduction="sum")
-            (fit / len(v) + decay * weight.square().sum()).backward()  # pyright: ignore
-            optimizer.step()
-    weight = weight.detach() / scale
-    return WordProbe(weight, bias.detach() - weight @ centre, frequency)
+def fit_word_probe(v: Tensor, words: Tensor, decay: float = 1e-3) -> tuple[Linear, Tensor]:
+    """A logistic regression per word, and in which share of the attacker's questions each word is, (V,)."""
+    words = words.detach().clone().float()
+    frequency = words.mean(0)
+
+    def loss(scores: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(scores, words, reduction="sum") / len(words)
+
+    return fit_linear(v, torch.logit(frequency, eps=1e-4), loss, decay), frequency
 
 
 def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tensor) -> Tensor:
@@ -275,7 +254,7 @@ def _seen(case: Case, batch: Batch) -> _Seen:
     activations: list[Tensor] = []
     with torch.no_grad():
         for i in range(0, len(batch["text"]), 256):
-            activations.append(activations_of(case, {key: tensor[i : i + 256] for key, tensor in batch.items()}))
+            activations.append(case.activations({key: tensor[i : i + 256] for key, tensor in batch.items()}))
     inputs = batch["regions"].float() if "regions" in batch else batch["image"]
     if not inputs.is_floating_point():  # pictures in [-1, 1]
         inputs = inputs.float() / 127.5 - 1
@@ -289,17 +268,9 @@ def _search(case: Case, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: Cu
     clipped, unused = CutPrivacy(clip=privacy.clip), torch.Generator()
 
     def activations(changed: Batch) -> Tensor:
-        return clipped.activations(activations_of(case, changed), unused)
+        return clipped.activations(case.activations(changed), unused)
 
     return searched(activations, batch, sent[:SEARCHED], key, inputs, steps=steps)
-
-
-def activations_of(case: Case, batch: Batch) -> Tensor:
-    """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
-    model = case.workspace.model
-    split_part = model.get_submodule("mha") if model_spec(model).split_parts else None
-    output: Output = case.network(batch) if split_part is None else split_part(batch)
-    return output.features
 
 
 def _look(case: Case, seconds: float) -> Finding:
@@ -324,8 +295,8 @@ def _look(case: Case, seconds: float) -> Finding:
         decoder_inputs, sent = privacy.activations(attacker_view.v, rng), privacy.activations(theirs.v, rng)
         rebuilt = fit_decoder(decoder_inputs, attacker_view.inputs, rng, epochs=EPOCHS)(sent)
         searched_for = _search(case, theirs, sent, attacker_view.inputs, privacy, STEPS)
-        probe = fit_word_probe(decoder_inputs, attacker_view.words)
-        words = judge_words(probe(sent), theirs.words, probe.frequency)
+        probe, frequency = fit_word_probe(decoder_inputs, attacker_view.words)
+        words = judge_words(probe(sent), theirs.words, frequency)
         results = {
             "by a decoder": judge(rebuilt, theirs.inputs, mean),
             "by search": judge(searched_for, theirs.inputs[: len(searched_for)], mean),

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from confed.analysis.case import TRAIN, VALIDATION, Case, update_of
 from confed.federation.params import Params
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.federation.specs import PreparesPictures
 from confed.federation.stages import staged_part
-from confed.release.case import TRAIN, VALIDATION, Case, update_of
 from confed.release.probe import Estimate, Finding, Probe, mean_estimate
 
 STEPS, RATE, SMOOTHNESS = 120, 0.05, 0.01
@@ -164,9 +164,9 @@ def _look(case: Case, seconds: float) -> Finding:
         alone_direct += sought.direct(wanted, truth)
         if number < len(updates):
             update = {name: -change for name, change in update_of(call, reply).items() if name in names}
-            start = mean + 0.1 * torch.randn(TOGETHER, *mean.shape[1:], generator=rng)
-            every = _some(case, site, TRAIN, 500)
-            sent += sought.gained(table.batch(order[:TOGETHER]), update, start, every)
+            several, every = table.batch(order[:TOGETHER]), _some(case, site, TRAIN, 500)
+            start = mean + 0.1 * torch.randn(len(several["image"]), *mean.shape[1:], generator=rng)
+            sent += sought.gained(several, update, start, every)
             sent_direct += sought.direct(update, every)
     if staged is not None:
         staged[1].frozen_features = kept

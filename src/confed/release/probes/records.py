@@ -33,11 +33,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.analysis.case import TEST, TRAIN, Case, Models, Rows, sent_model, with_other_words
 from confed.data.table import Table
 from confed.federation.messages import Call, Reply
 from confed.federation.randomness import derive, generator
 from confed.privacy.audit import audited_epsilon
-from confed.release.case import TEST, TRAIN, Case, Models, Rows, sent_model, with_other_words
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import Scored, curve_of
 from confed.report.figures.style import Drawing, Palette, style_axes

@@ -15,12 +15,13 @@ A text with many copies at one site is looked for among the repeated records (:m
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from confed.analysis.case import EVERYBODY, TRAIN, Case, Models, with_other_words
 from confed.federation.randomness import generator
-from confed.release.case import EVERYBODY, TRAIN, Case, Models, with_other_words
 from confed.release.probe import Estimate, Finding, Probe, mean_estimate
 from confed.tasks.captioning import Captioning
 from confed.tasks.chat import Chat
@@ -54,7 +55,7 @@ def texts_of_one_site(case: Case) -> dict[str, dict[tuple[int, ...], list[int]]]
         for row, tokens in enumerate(case.texts(site).tolist()):
             text = tuple(token for token in tokens if token)
             rows_of[site].setdefault(text, []).append(row)
-    sites_with = Counter(text for texts in rows_of.values() for text in texts)
+    sites_with = Counter(chain.from_iterable(rows_of.values()))
     chosen: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for site, texts in rows_of.items():
         own = [text for text in texts if sites_with[text] == 1 and len(text) >= LEAST_WORDS + 2]
@@ -74,11 +75,11 @@ def _excluded(case: Case) -> str:
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
     texts = texts_of_one_site(case)
-    kept: dict[str, Tensor] = {}
+    kept, first_rows = dict[str, Tensor](), dict[str, list[int]]()
     for site, everyone in case.everything.items():
-        left_out = [row for rows in texts[site].values() for row in rows]
-        kept[site] = everyone[~torch.isin(everyone, torch.tensor(left_out, dtype=torch.int64))]
-    first_rows = {site: [rows[0] for rows in of_site.values()] for site, of_site in texts.items()}
+        left_out = torch.tensor([*chain.from_iterable(texts[site].values())], dtype=torch.int64)
+        kept[site] = everyone[~torch.isin(everyone, left_out)]
+        first_rows[site] = [rows[0] for rows in texts[site].values()]
     without = case.trained(kept)
     after, longest = _known(case, case.released, first_rows)
     before, longest_by_chance = _known(case, without, first_rows)

@@ -29,7 +29,7 @@ from confed.federation.messages import Call, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, LossPerExample, Output
 from confed.federation.randomness import generator
-from confed.federation.specs import task_spec
+from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
 from confed.privacy.membership import example_losses
@@ -370,6 +370,13 @@ class Case:
         """Whether what sites send has noise, which a step that is looked at alone lacks."""
         protections = (self.algorithm.record_privacy, self.algorithm.update_privacy)
         return any(protection is not None and protection.noise > 0 for protection in protections)
+
+    def activations(self, batch: Batch) -> Tensor:
+        """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
+        model = self.workspace.model
+        split_part = model.get_submodule("mha") if model_spec(model).split_parts else None
+        output: Output = self.network(batch) if split_part is None else split_part(batch)
+        return output.features
 
     @property
     def classes(self) -> int:
