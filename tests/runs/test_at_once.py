@@ -164,10 +164,8 @@ def test_a_repeated_run_has_the_number_of_the_published_one(whole: Path, tmp_pat
         (["run.workers=2"], "several processes share the clients"),
         (["run.async.buffer=2"], "asynchronous rounds ask one client after the other"),
         (["run.device=auto"], "it was not measured on a GPU"),
-        (
-            ["algorithm.name=fedper", "algorithm.head=['head']"],
-            "the method does not say that its objective is one loss per batch",
-        ),
+        (["algorithm.name=ditto"], "Ditto overrides 'fit', and stacked training takes the place"),
+        (["algorithm.name=fedp3"], "the method does not say that its objective is one loss per batch"),
         (["local.accumulate=2"], "local.accumulate is 2, stacked are 1"),
         (["run.uplink.bits=8"], "run.uplink is set"),
         (["model.dropout=0.5"], "the model has dropout"),
