@@ -7,7 +7,7 @@ scores of all positions as ``transformers`` does.
     python benchmarks/vlm.py --size small            # on a CPU: 12 decoder layers of width 256
     python benchmarks/vlm.py --size 256m --device cuda
 
-``vlm_gpu.py`` measures all that concerns GPUs with one command.
+``gpu.py`` measures all that concerns GPUs with one command.
 """
 
 import argparse
@@ -266,8 +266,8 @@ def child(folder: Path, size: Size, base: str, device: str, clients: int) -> Non
     print(json.dumps(peak(device)))
 
 
-def memory(folder: Path, name: str, device: str, bases: Sequence[str]) -> None:
-    """Prints the peak memory with 1, 8 and 64 clients, each in a process of its own."""
+def memory(folder: Path, name: str, device: str, bases: Sequence[str], tell: Callable[..., None] = finish) -> None:
+    """Tells the peak memory with 1, 8 and 64 clients, each in a process of its own."""
     command = [sys.executable, __file__, "--size", name, "--device", device, "--child", str(folder)]
     for kind in bases:
         peaks = {
@@ -277,7 +277,7 @@ def memory(folder: Path, name: str, device: str, bases: Sequence[str]) -> None:
             for clients in CLIENTS
         }
         most = max(peaks.values()) / min(peaks.values())
-        finish(f"vlm_{name}_{device}_memory_{kind}", 1.02, **peaks, ratio=most)
+        tell(f"vlm_{name}_{device}_memory_{kind}", 1.02, **peaks, ratio=most)
 
 
 def main() -> None:

@@ -5,12 +5,12 @@
     python benchmarks/rivals/compare.py bits --environments ENVS.toml --out results.jsonl
     python benchmarks/rivals/compare.py table results.jsonl
 
-Each participant is a process of its own, in its own environment: the file names the interpreter of each
-(``pfl_research = "/path/bin/python"``); one without a line runs in this one, where its library must be installed, and what cannot be
-imported is said in its cell. Participants take turns, ``--repeats`` times. Processor time and wall-clock time are
-those of all rounds after the first, of all processes together; peak memory is the sum of their shares (PSS), read
-every 0.1 s; the cold start is from the start of the process to the end of round 1. The final values of all are judged
-by one function, and a loss that differs from the plain loop's beyond five digits is said in place of a comparison.
+Each participant is a process of its own, in its own environment: the file names the interpreter of each script
+(``pfl_research = "/path/bin/python"``); one without a line runs in this one, where its library must be installed. What
+fails is said in its cell. Participants take turns, ``--repeats`` times. Processor time and wall-clock time are those of
+all rounds after the first, of all processes together; peak memory is the sum of their shares (PSS), read every 0.1 s;
+the cold start is from the start of the process to the end of round 1. The final values of all are judged by one
+function, and a loss that differs from the plain loop's beyond five digits is said in place of a comparison.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import datetime
 import hashlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -27,8 +28,9 @@ import threading
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +138,15 @@ def environment() -> dict[str, str]:
 
 
 def measured(folder: Path, script: str, way: str, interpreter: str) -> dict[str, Any]:
-    """Figures of one participant's process."""
+    """Figures of one participant's process, and nothing that it leaves."""
+    try:
+        return _measured(folder, script, way, interpreter)
+    finally:
+        (folder / "final.npz").unlink(missing_ok=True)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _measured(folder: Path, script: str, way: str, interpreter: str) -> dict[str, Any]:
     watched = Watched([interpreter, str(HERE / f"{script}.py"), str(folder), way], environment())
     first = watched.reached("began")
     if first is None:
@@ -194,18 +204,24 @@ def interpreters(path: Path | None) -> defaultdict[str, str]:
     return defaultdict(lambda: sys.executable, named)
 
 
+@contextmanager
+def prepared(name: str) -> Iterator[Path]:
+    """A folder with the work, for one participant after the other."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / name
+        prepare(name, folder)
+        yield folder
+
+
 def measure(given: argparse.Namespace) -> None:
     """All participants in turn, again and again."""
     python = interpreters(given.environments)
     for name in given.works:
         names = [p for p in given.participants if name in PARTICIPANTS[p][2]]
-        for repeat in range(given.repeats):
-            for participant in names:
+        with prepared(name) as folder:
+            for repeat, participant in product(range(given.repeats), names):
                 script, way, _ = PARTICIPANTS[participant]
-                with tempfile.TemporaryDirectory() as place:
-                    folder = Path(place) / name
-                    prepare(name, folder)
-                    figures = measured(folder, script, way, python[script])
+                figures = measured(folder, script, way, python[script])
                 line = {"work": name, "participant": participant, "repeat": repeat, "load": os.getloadavg()[0]}
                 kept(given.out, {**line, **figures, "versions": versions(script, python[script])})
 
@@ -213,15 +229,12 @@ def measure(given: argparse.Namespace) -> None:
 def bits(given: argparse.Namespace) -> None:
     """Digests of what the libraries that promise equal bits learn, however the work is divided, and after a kill."""
     python = interpreters(given.environments)
-    for name in given.works:
-        for library, ways in CLAIMS.items():
-            for script, way in ways:
-                with tempfile.TemporaryDirectory() as place:
-                    folder = Path(place) / name
-                    prepare(name, folder)
-                    if way == "killed":
-                        kill(folder, script, python[script])
-                    figures = measured(folder, script, "defaults" if way == "killed" else way, python[script])
+    for name, library in product(given.works, CLAIMS):
+        with prepared(name) as folder:
+            for script, way in CLAIMS[library]:
+                if way == "killed":
+                    kill(folder, script, python[script])
+                figures = measured(folder, script, "defaults" if way == "killed" else way, python[script])
                 line = {"work": name, "library": library, "way": way, "digest": figures.get("digest")}
                 kept(given.out, {**line, "failed": figures.get("failed", "")})
 
@@ -239,7 +252,7 @@ def kill(folder: Path, script: str, interpreter: str) -> None:
 # The table ------------------------------------------------------------------------------------------------------
 
 
-def median(values: Sequence[float], digits: int = 2) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """The median with its range."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -275,8 +288,8 @@ def draw(name: str, lines: Sequence[dict[str, Any]]) -> None:
         loss = statistics.median(line["loss"] for line in plain.values())
         differs = max(abs(line["loss"] / loss - 1) for line in own)
         note = "" if differs < 1e-5 else f"final loss {own[0]['loss']:.6g}, the plain loop's {loss:.6g}: not compared"
-        cells = [f"{median([line['peak_mb'] for line in own], 0)}", median([line["cold_processor_s"] for line in own])]
-        times = [median(ratios[key]) if not note else "–" for key in ("processor_s", "wall_s")]
+        cells = [f"{spread([line['peak_mb'] for line in own], 0)}", spread([line["cold_processor_s"] for line in own])]
+        times = [spread(ratios[key]) if not note else "–" for key in ("processor_s", "wall_s")]
         print(f"| {participant} | {' | '.join(times + cells)} | {note or said['versions']} |")
 
 

@@ -1,6 +1,7 @@
 """The networks of the work in PyTorch, and what libraries leave to their users: a client's steps and the final loss."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,19 @@ class MiniVL(Classifier):
         return self.norm(hidden).mean(1)
 
 
+NETWORKS = {
+    "linear": Linear, "cnn": ConvNet, "mini_vl": MiniVL, "base_vl": partial(MiniVL, 768, 12, 12),
+    "tiny_vl": partial(MiniVL, 32, 1, 2),
+}  # fmt: skip
+
+
 def create(size: Size, folder: Path) -> Any:
     """The network, of which only what is trained has gradients."""
     if size.network == "vlm_lora":
         from vlm_lora import LoRA
 
         return LoRA(folder)
-    model: nn.Module = {"linear": Linear, "cnn": ConvNet, "mini_vl": MiniVL}[size.network]()
+    model: nn.Module = NETWORKS[size.network]()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(size.trained in name)
     return model
@@ -110,7 +117,7 @@ def examples(size: Size, folder: Path, rng: torch.Generator) -> dict[str, Tensor
         from vlm_lora import write_examples
 
         return write_examples(folder, shape, rng)
-    if size.network == "mini_vl":
+    if size.network.endswith("_vl"):
         image = torch.randint(0, 256, (*shape, 3, 64, 64), generator=rng, dtype=torch.uint8)
         text = torch.randint(0, WORDS, (*shape, LENGTH), generator=rng)
         return {"image": image, "text": text, "label": (text[..., 0] + image[..., 0, 0, 0]) % CLASSES}
