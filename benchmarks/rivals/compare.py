@@ -55,7 +55,7 @@ PARTICIPANTS = {
     "BlazeFL, 2 threads": ("blazefl_library", "threads 2", ALL),
     "BlazeFL, 2 processes": ("blazefl_library", "processes 2", ALL),
     "Flower": ("flower_simulation", "2", ALL),
-    "PFLlib": ("pfllib_checkout", "", SMALL),
+    "PFLlib": ("pfllib_checkout", "", ("W2", "W3")),
 }
 """Name -> script, way, and the work that it can do."""
 
