@@ -147,7 +147,7 @@ def client(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
-    checkpoint: Annotated[float, typer.Option(help="Most seconds of work that a kill costs.")] = 60.0,
+    checkpoint: Annotated[str, typer.Option(help="Most work that a kill costs: '5 min', '500 steps'.")] = "60 s",
     engine: Chosen = Engine.flower,
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,

@@ -55,7 +55,7 @@ from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
-from confed.federation.step_checkpoints import EVERY, StepCheckpoints
+from confed.federation.step_checkpoints import EVERY, StepCheckpoints, read_interval
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon
@@ -353,7 +353,7 @@ class Site:
         over: Callable[[], None] = lambda: None,
         left_out: Mapping[str, int] | None = None,
         final: Callable[[Params, ClientState], str] = lambda shared, state: "",
-        checkpoint: float = EVERY,
+        checkpoint: str = EVERY,
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -386,8 +386,9 @@ class Site:
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
         self._checkpoints = None
-        if checkpoint > 0 and follows_steps(setup.algorithm, setup.local):
-            self._checkpoints = StepCheckpoints(root / "steps", checkpoint)
+        every = read_interval(checkpoint)
+        if any(every) and follows_steps(setup.algorithm, setup.local):
+            self._checkpoints = StepCheckpoints(root / "steps", every)
         self._setup = replace(
             setup, journal=self.journal, signer=signer, secret=self._secret, checkpoints=self._checkpoints
         )
