@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from confed.deployment.authority import settle_key
 from confed.deployment.demo import free_port, started
 from confed.deployment.manifest import verified
 from confed.results.folder import read_jsonl
@@ -126,7 +125,6 @@ def test_the_three_pages_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.M
     trusted = (server / "ca.crt").read_bytes()
     assert trusted.count(b"BEGIN CERTIFICATE") == 2
     assert set(verified(server, trusted).sites) == set(SITES)
-    settle_key(server)
     rounds = [line for line in read_jsonl(server / "state" / "metrics.jsonl") if line["event"] == "round"]
     assert len(rounds) == 4
     members = json.loads((server / "state" / "members.json").read_text())
