@@ -12,8 +12,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from confed.deployment.monitor import TOKEN, Departures, RunStatus, log_line, monitored, openmetrics, page_served
+from confed.deployment.monitor import (
+    TOKEN,
+    Departures,
+    RunStatus,
+    log_line,
+    monitored,
+    openmetrics,
+    page_served,
+    page_token,
+)
+from confed.deployment.server import _folder  # pyright: ignore[reportPrivateUsage]
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, StepProgress
+from led_recipe import recipe_of
 
 SITES = SiteStates({"north": SiteStatus("fit", "", 7, 9), "south <b>": SiteStatus("away", "timed out", 1, 2)})
 
@@ -125,6 +136,18 @@ def test_a_look_reads_what_is_new_in_the_journals_alone(tmp_path: Path, monkeypa
     monkeypatch.undo()
     log.write_text(sent(0))  # another file under the name
     assert Departures(tmp_path).content()["bytes_today"] == 10
+
+
+def test_a_page_from_before_the_run_does_not_take_its_folder(tmp_path: Path) -> None:
+    recipe, root = recipe_of("fedavg"), tmp_path / "state"
+    token = page_token(root)
+    assert _folder(root, recipe).recipe.read_text() == recipe.to_toml()
+    assert page_token(root) == token
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.jpg").write_bytes(b"x")
+    page_token(tmp_path / "other")
+    with pytest.raises(ValueError, match="exists already"):
+        _folder(tmp_path / "other", recipe)
 
 
 class _Hook(BaseHTTPRequestHandler):

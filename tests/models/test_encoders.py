@@ -161,14 +161,19 @@ def test_options_that_contradict_are_named(options: dict[str, Any], message: str
         encoders(3, 20, vision="tiny:resnet", **options)
 
 
-def test_a_run_keeps_what_frozen_towers_say_and_exports(tmp_path: Path) -> None:
-    settings = ["model.vision=tiny:mobilenet_v2", "model.text=tiny:bert", "model.fusion=product"]
-    run(load_recipe("fedvqa_scenes", [*SMALL, *settings]), tmp_path / "run")
-    export(tmp_path / "run", tmp_path / "exported")
-    finished = FinishedRun(tmp_path / "run")
+def run_and_exported(root: Path, *settings: str) -> tuple[Any, torch.Tensor]:
+    """A batch of a small run's test examples and what its model says of them, beside its export."""
+    run(load_recipe("fedvqa_scenes", [*SMALL, *settings]), root / "run")
+    export(root / "run", root / "exported")
+    finished = FinishedRun(root / "run")
     finished.load()
     batch = next(iter(finished.setup.population.data("sports").test(4)))
-    expected = finished.model(None)(batch).logits
+    return batch, finished.model(None)(batch).logits
+
+
+def test_a_run_keeps_what_frozen_towers_say_and_exports(tmp_path: Path) -> None:
+    settings = ["model.vision=tiny:mobilenet_v2", "model.text=tiny:bert", "model.fusion=product"]
+    batch, expected = run_and_exported(tmp_path, *settings)
     assert torch.equal(load_exported(tmp_path / "exported")(batch).logits, expected)
 
 
@@ -286,12 +291,7 @@ def test_exported_towers_are_read_by_transformers(tmp_path: Path) -> None:
     from transformers import AutoModel
 
     settings = ["model.vision=tiny:resnet", "model.trainable=top", "algorithm.name=fedavg"]
-    run(load_recipe("fedvqa_scenes", [*SMALL, *settings]), tmp_path / "run")
-    export(tmp_path / "run", tmp_path / "exported")
-    finished = FinishedRun(tmp_path / "run")
-    finished.load()
-    batch = next(iter(finished.setup.population.data("sports").test(4)))
-    expected = finished.model(None)(batch).logits
+    batch, expected = run_and_exported(tmp_path, *settings)
     plain: Any = AutoModel.from_pretrained(tmp_path / "exported" / "global" / "vision").eval()
     head = load_file(tmp_path / "exported" / "global" / "head.safetensors")
     with torch.no_grad():

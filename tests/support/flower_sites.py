@@ -1,11 +1,13 @@
 """Sites in threads, over sockets with TLS and keys."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from confed.deployment.provision import SITES, read_sites
+from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import SuperNode, read_key, read_public
 from confed.engines.flower.transport import client_app
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
@@ -54,6 +56,13 @@ def on_line(folder: Path, setup: Setup, port: int, private: Path, said: list[str
 
 def keys_of(folder: Path) -> dict[bytes, str]:
     return {read_public(key): name for name, key in read_sites(folder / "server" / SITES).items()}
+
+
+def over_tls(folder: Path, keys: Mapping[bytes, str] | None = None, **more: Any) -> Any:
+    """The server of a federation's folder, with its certificate."""
+    server = folder / "server"
+    pair = {"certificate": server / "server.crt", "key": server / "server.key"}
+    return open_superlink(keys_of(folder) if keys is None else keys, **pair, **more)
 
 
 def rounds(setup: Setup, executor: Remote | InProcess) -> list[RoundRecord]:

@@ -325,13 +325,10 @@ def sign(
     ] = None,
 ) -> None:
     """Sign recipe, card and list of sites again after one of them changed; sites refuse unsigned files."""
-    from confed.deployment.manifest import MANIFEST, SIGNATURE
-    from confed.deployment.provision import SITES, key_of_authority, sign_again
+    from confed.deployment.provision import key_of_authority, sign_again
 
     server = folder.resolve()
-    written = sign_again(server, key or key_of_authority(server), card, serial)
-    say(f"signed in {escape(', '.join(str(path) for path in written))}")
-    say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and recipe, card and {SITES} if they changed")
+    _tell_signed(sign_again(server, key or key_of_authority(server), card, serial))
 
 
 ServerFolder = Annotated[Path, typer.Argument(help="The server's folder of the federation.")]
@@ -472,7 +469,7 @@ def _tell_signed(folders: list[Path]) -> None:
     from confed.deployment.manifest import MANIFEST, SIGNATURE
 
     say(f"signed in {escape(', '.join(map(str, folders)))}")
-    say(f"sites that are elsewhere need the new {MANIFEST}, {SIGNATURE} and sites.json")
+    say(f"sites that are elsewhere need the new {MANIFEST}, {SIGNATURE} and sites.json, and recipe and card if changed")
 
 
 @federation_app.command("demo")

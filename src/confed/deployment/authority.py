@@ -52,11 +52,6 @@ def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
     """A new authority in a folder of its own; returns its certificate in PEM. No key is overwritten.
 
     A key without a certificate, of a command that was killed, is taken up.
-
-    Args:
-        folder: made with access for its owner only.
-        days: how long the certificate is good.
-        encrypted: whether the key needs a passphrase (:func:`confed.system.private_keys.passphrase`).
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes

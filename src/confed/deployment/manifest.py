@@ -71,14 +71,30 @@ def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
 
 
 def signature_by(key: Any, data: bytes) -> bytes:
-    """A signature with SHA-384, of a private key on an elliptic curve or of RSA."""
+    """A signature of a private key on an elliptic curve or of RSA."""
+    return key.sign(data, *_scheme(key))
+
+
+def signed_by(key: Any, signature: bytes, data: bytes) -> bool:
+    """Whether data are signed by the owner of a public key."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature, data, *_scheme(key))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _scheme(key: Any) -> tuple[Any, ...]:
+    """What a key signs and verifies with."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(data, ec.ECDSA(hashes.SHA384()))
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(data, _pss(padding, hashes), hashes.SHA384())
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        return (ec.ECDSA(hashes.SHA384()),)
+    if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey):
+        return padding.PSS(mgf=padding.MGF1(hashes.SHA384()), salt_length=48), hashes.SHA384()
     raise ValueError(f"a key that signs must be one on an elliptic curve or of RSA, got {type(key).__name__}")
 
 
@@ -103,24 +119,6 @@ def verified(folder: Path, authority: bytes) -> Manifest:
             "federation; ask the coordinator before you continue"
         )
     return _read(path, data)
-
-
-def signed_by(key: Any, signature: bytes, data: bytes) -> bool:
-    """Whether data are signed by the owner of a public key."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-
-    try:
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, data, ec.ECDSA(hashes.SHA384()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, data, _pss(padding, hashes), hashes.SHA384())
-        else:
-            return False
-    except InvalidSignature:
-        return False
-    return True
 
 
 def check_site(
@@ -175,10 +173,6 @@ def public_half(certificate: bytes) -> str:
 def _bare(key: str) -> list[str]:
     """A key in OpenSSH's format without the comment at its end."""
     return key.split()[:2]
-
-
-def _pss(padding: Any, hashes: Any) -> Any:
-    return padding.PSS(mgf=padding.MGF1(hashes.SHA384()), salt_length=48)
 
 
 def _read(path: Path, data: bytes) -> Manifest:

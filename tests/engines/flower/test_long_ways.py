@@ -14,32 +14,22 @@ import pytest
 from flwr.common import now
 
 from confed.algorithms.fedper import FedPer
-from confed.deployment.provision import Federation, provision
 from confed.engines.flower import supernode
-from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts
 from confed.testing.toy import toy_setup
-from flower_sites import CLIENTS, keys_of, on_line, rounds
+from flower_sites import CLIENTS, keys_of, on_line, over_tls, rounds
 from memory_transport import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("federation") / "made"
-    provision(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
-    return root
-
-
 def federated(folder: Path, tmp_path: Path) -> None:
     """Two rounds over TLS, which must have the simulator's bits."""
     setup, keys, said = toy_setup(FedPer(), rounds=2), keys_of(folder), list[str]()
-    pair = {"certificate": folder / "server" / "server.crt", "key": folder / "server" / "server.key"}
-    with open_superlink(keys, **pair) as (grid, port), on_line(folder, setup, port, tmp_path, said):
+    with over_tls(folder) as (grid, port), on_line(folder, setup, port, tmp_path, said):
         remote = Remote(setup, FlowerTransport(grid, keys.get), timeouts=Timeouts(interval=0.02))
         assert len(remote.sites.gather(CLIENTS, wait=60)) == 3, said
         records = rounds(setup, remote)

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -61,24 +61,10 @@ from confed.engines.local import InProcess
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts, patiently
 from confed.testing.toy import toy_setup
-from flower_sites import CLIENTS, keys_of, on_line, rounds
+from flower_sites import CLIENTS, keys_of, on_line, over_tls, rounds
 
 # Flower's and FastAPI's own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("federation") / "made"
-    provision(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
-    return root
-
-
-def over_tls(folder: Path, keys: Mapping[bytes, str] | None = None, **more: Any) -> Any:
-    """The server of a federation's folder, with its certificate."""
-    server = folder / "server"
-    pair = {"certificate": server / "server.crt", "key": server / "server.key"}
-    return open_superlink(keys_of(folder) if keys is None else keys, **pair, **more)
 
 
 def trusted(folder: Path) -> ssl.SSLContext:

@@ -4,7 +4,7 @@ The names in ``__all__`` of ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``
 interface. Everything else that confed uses of Flower is imported here and nowhere else, for the versions that
 ``pyproject.toml`` allows; ``tests/engines/flower/test_private_api.py`` says what a new Flower release changed. The
 comment beside a name lists the modules of this package that import it, and what they rely on. The reasons for using
-internal interfaces at all are in ``docs/federation.md``.
+internal interfaces at all are in ``docs/federation_details.md``.
 """
 
 from flwr.app.message import (

@@ -49,8 +49,10 @@ class Fingerprint:
     @property
     def run(self) -> str:
         """A name of the run at a site; options that are off, as by default, do not change it."""
-        settings = json.loads(self.terms)
-        decided = {path: value for path, (value, is_default) in settings.items() if value or not is_default}
+        decided: dict[str, Any] = {}
+        for path, (value, is_default) in json.loads(self.terms).items():
+            if value or not is_default:
+                decided[path] = value
         return blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def scalars(self) -> dict[str, Scalar]:
