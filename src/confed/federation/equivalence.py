@@ -141,9 +141,14 @@ def overridden(algorithm: Algorithm) -> list[str]:
 
 def unbatchable_training(algorithm: Algorithm) -> str:
     """Why stacked training does not follow a method, as the end of a sentence; "" where it does."""
-    if algorithm.traits.unbatchable_reason:
-        return algorithm.traits.unbatchable_reason
     title = type(algorithm).__name__
+    if algorithm.traits.in_sessions:
+        return f"{title} trains in sessions of many calls"
+    reason = algorithm.traits.unbatchable_reason
+    if reason is None and type(algorithm).objective is not Algorithm.objective:
+        reason = "the method does not say that its objective is one loss per batch"
+    if reason:
+        return reason
     for name in overridden(algorithm):
         if name not in HOOKS:
             return f"{title} overrides {name!r}, which stacked training does not know"

@@ -30,6 +30,7 @@ from confed.federation import directory_store
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
+from confed.system.release import PROTOCOL
 from confed.testing.toy import toy_setup
 from hostile_reply import with_tensors
 from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
@@ -209,7 +210,7 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
 
 def another_version(setup: Setup) -> Site:
     site = Site(setup, client_named(setup, "client-1"), Path("another"))
-    site.fingerprint = replace(site.fingerprint, version="0.0.1")
+    site.fingerprint = replace(site.fingerprint, protocol=PROTOCOL + 2)
     return site
 
 
@@ -230,7 +231,7 @@ def another_backbone(setup: Setup) -> Site:
 @pytest.mark.parametrize(
     ("stranger", "says"),
     [
-        (another_version, "the version of confed"),
+        (another_version, "the protocol must be the same or one apart"),
         (partial(another_recipe, seed=3), "the recipe"),
         (partial(another_recipe, algorithm=toy_setup(FedPer(accumulator="float64")).algorithm), "the recipe"),
         (another_backbone, "such as those of its frozen backbone"),

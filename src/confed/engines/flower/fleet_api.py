@@ -48,7 +48,7 @@ from confed.engines.flower.private_api import (
     pull_messages,
     verify_signature,
 )
-from confed.system.release import VERSION
+from confed.system.release import PROTOCOL, VERSION
 
 
 class WholeBody:
@@ -280,6 +280,6 @@ def _unlisted(request: Request) -> Response | None:
     return None
 
 
-def _about() -> dict[str, str | float]:
+def _about() -> dict[str, str | int | float]:
     """What a site compares with its own before it joins."""
-    return {"confed": VERSION, "flwr": version("flwr"), "time": time.time()}
+    return {"confed": VERSION, "protocol": PROTOCOL, "flwr": version("flwr"), "time": time.time()}

@@ -37,6 +37,7 @@ from confed.engines.remote.protocol import (
     Refused,
     Request,
     Schema,
+    Settings,
     digest,
     fingerprint,
     open_body,
@@ -341,7 +342,7 @@ class Site:
         client: ClientInfo,
         root: Path,
         *,
-        common: str = "",
+        common: Settings | None = None,
         limits: Limits | None = None,
         audit: Path | None = None,
         progress: Progress = ignore,
@@ -372,15 +373,16 @@ class Site:
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
-        secret, lines = f"noise-{self.fingerprint.terms[:16]}.key", [USED, COSTS, ANSWERED]
+        self._run = run = self.fingerprint.run[:16]
+        secret, lines = f"noise-{run}.key", [USED, COSTS, ANSWERED]
         if audit is not None and audit.parent == root:
             lines.append(audit.name)
         root.mkdir(parents=True, exist_ok=True)
         self._journals = JournalChains(client.id, root, lines, [secret], SERIALS)
-        self.journal = Journal(root, self.fingerprint.terms[:16], limit)  # what this site remembers for good
+        self.journal = Journal(root, run, limit)  # what this site remembers for good
         policy = kept_policy(root, evaluations)
         # which evaluations it has answered, and what it still answers
-        self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
+        self.evaluations = EvaluationRecord(root, run, policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
         self._checkpoints = None
@@ -391,7 +393,7 @@ class Site:
             setup, journal=self.journal, signer=signer, secret=self._secret, checkpoints=self._checkpoints
         )
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
-        self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
+        self.store = DirectoryStore(root / "state" / run)
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._schema: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
@@ -478,6 +480,7 @@ class Site:
         info = self.client
         greeting: dict[str, Scalar] = {"client": info.id, "examples": info.num_examples, "head": info.head}
         greeting |= {f"{LEFT_OUT}{role}": count for role, count in self._left_out.items()}
+        greeting["countersigned"] = self._journals.kept
         scalars = {**self.fingerprint.scalars(), **greeting, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
@@ -556,7 +559,7 @@ class Site:
 
     def _digest_of(self, request: Request | Record, body: bytes) -> str:
         """Digest of a request, by which it is known when it comes again."""
-        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
+        what = [self._run, request.action, request.round, request.version, request.base]
         return digest(json.dumps(what).encode(), body)
 
     def _asking(self, request_digest: str, heard: str) -> None:
