@@ -84,12 +84,15 @@ class BadLine:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._writers = set[asyncio.StreamWriter]()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
         self.ready.wait()
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -97,6 +100,12 @@ class BadLine:
         self.entrance = server.sockets[0].getsockname()[1]
         self.ready.set()
         self._loop.run_forever()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        carrying = asyncio.all_tasks(self._loop)  # which end with their connections
+        self._loop.run_until_complete(asyncio.gather(*carrying, return_exceptions=True))
+        self._loop.close()
 
     async def _enter(self, site: asyncio.StreamReader, to_site: asyncio.StreamWriter) -> None:
         try:
@@ -105,6 +114,7 @@ class BadLine:
             to_site.transport.abort()
             return
         self.connections += 1
+        self._writers |= {to_site, to_server}
         hanging = asyncio.Event()
         if self.weather.life:
             hangs = self._random.random() < self.weather.hangs

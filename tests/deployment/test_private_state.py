@@ -74,10 +74,13 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
     modes: list[str] = []
     seen = set[str]()
 
+    class Unserved(LoopbackGrid):
+        admit = renew_certificate = None
+
     @contextmanager
     def open_superlink(*_: Any, waiting: Path, **__: Any) -> Iterator[tuple[LoopbackGrid, int]]:
         waiting.mkdir()  # as the real one does, which takes seconds to close
-        yield LoopbackGrid({}), 1
+        yield Unserved({}), 1
 
     def nobody_comes(sites: SiteRegistry, *_: Any) -> list[Any]:
         sites.log("out", "warm", "fit", b"", b"")

@@ -220,9 +220,9 @@ def test_pieces_that_would_become_more_than_was_sent_are_refused() -> None:
 def test_a_door_is_as_wide_as_the_runs_replies_are_large(folder: Path, tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=1)
     with over_tls(folder) as (grid, _):
-        before = grid.pieces
+        before = grid.inbox.pieces
         Remote(setup, FlowerTransport(grid, keys_of(folder).get))
-        assert grid.pieces < before / 4
+        assert grid.inbox.pieces < before / 4
 
 
 def test_pieces_wait_on_disk_and_are_gone_with_their_message(tmp_path: Path) -> None:

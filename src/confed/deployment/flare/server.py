@@ -273,7 +273,6 @@ class JobSupervisor:
                 self._report()
             # Over a bad line FLARE may never hear that a site's part of the job has ended.
             if outcome is not None and (job.over or looked - (job.told or looked) >= STRAY):
-                self._report()
                 if outcome["error"] is None:
                     return None
                 raise (ValueError if outcome["faulty"] else RuntimeError)(outcome["error"].partition(": ")[2])

@@ -160,8 +160,7 @@ async def _pull(
         if waiting is not None:
             polls.leave(waiting)
     came = came or PullMessagesResponse()
-    if waiting is not None:
-        carry(came, b"")
+    carry(came, b"")
     return came
 
 

@@ -13,12 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from fastapi import HTTPException
 from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.serverapp import Grid
 
 from confed.engines.flower.long_polls import LongPolls
 from confed.engines.flower.objects import INLINE, PieceStore, attach, check_expansion, detach, most_pieces, pieces_of
@@ -42,7 +40,6 @@ from confed.engines.flower.private_api import (
     PushMessagesResponse,
     PushObjectRequest,
     PushObjectResponse,
-    Run,
     TaskIdentity,
     TaskType,
     get_all_nested_objects,
@@ -267,43 +264,19 @@ def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
     return factory
 
 
-class OneRunGrid(Grid):
-    """What grids of this process, which have one run each, do not offer of Flower's ``Grid``."""
-
-    def admit(self, public: bytes) -> None:
-        """A node for one more public key; a grid whose nodes are fixed has none."""
-
-    def renew_certificate(self) -> None:
-        """The server's certificate read again; a grid without connections has none."""
-
-    def set_run(self, run: Run) -> None:
-        """Not supported: there is one run."""
-        raise NotImplementedError(f"a {type(self).__name__} has one run, its own")
-
-    @property
-    def run(self) -> Run:
-        """Not supported: there is nothing to know about the run."""
-        raise NotImplementedError(f"a {type(self).__name__} has no record of its run")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Deprecated in Flower, and not offered here."""
-        raise NotImplementedError("make messages with flwr.app.Message")
-
-
-class SuperLinkGrid(OneRunGrid):
-    """Flower's grid over a state in this process."""
+class SuperLinkGrid:
+    """Flower's grid over a state in this process: of its ``Grid`` what a transport needs."""
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
         self._state, self._store = state, store
         self.notices = RejectionLog(logging.getLogger(__name__))  # what was turned away
         self.inbox = Inbox(state, store, largest, self.notices)  # the replies that are waited for
-        self.reload_certificate: Callable[[], None] = lambda: None
+        self.renew_certificate: Callable[[], None] = lambda: None  # which :func:`open_superlink` sets
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
         runs = state.get_run_info(run_ids=[self._run_id])
-        self._run = runs[0]
-        task = self._run.primary_task_id
+        task = runs[0].primary_task_id
         if task is None or state.claim_task(task) is None or not state.activate_task(task):
             raise RuntimeError("Flower did not start the run")
         self._task = task
@@ -311,16 +284,8 @@ class SuperLinkGrid(OneRunGrid):
         # Flower writes these into every message that this process makes.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
 
-    def renew_certificate(self) -> None:
-        self.reload_certificate()
-
     def admit(self, public: bytes) -> None:
         self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
-
-    @property
-    def pieces(self) -> int:
-        """The most pieces that a reply may consist of."""
-        return self.inbox.pieces
 
     def set_max_reply_bytes(self, largest: int) -> None:
         self.inbox.largest = min(self.inbox.largest, largest)
@@ -335,16 +300,9 @@ class SuperLinkGrid(OneRunGrid):
         self._state.acknowledge_task_heartbeat(self._task)
         self.inbox.sweep(self._run_id)
 
-    @property
-    def run(self) -> Run:
-        return self._run
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._state.get_nodes(self._run_id)
-
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Flower's ``Grid``: the nodes that are online."""
-        return self._state.get_node_info(node_ids=list(self.get_node_ids()))
+        return self._state.get_node_info(node_ids=list(self._state.get_nodes(self._run_id)))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See Flower's ``Grid``; "" for a message that was not taken."""
@@ -401,18 +359,6 @@ class SuperLinkGrid(OneRunGrid):
         """Removal of a message that is no longer waited for, with all its pieces and those of its reply."""
         self._partial.pop(number, None)
         self.inbox.forget(number)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's ``Grid``; waits for all."""
-        waiting, began, replies = set(self.push_messages(messages)) - {""}, time.monotonic(), list[Message]()
-        while waiting and (timeout is None or time.monotonic() - began < timeout):
-            for number in list(waiting):
-                if got := self._pull(number):
-                    replies += got
-                    waiting.discard(number)
-            if waiting:
-                self.wait(0.05)
-        return replies
 
 
 def _whole(reply: Message, contents: dict[str, bytes], largest: int) -> Message:

@@ -6,14 +6,13 @@ from pathlib import Path
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from confed.engines.flower.grid import OneRunGrid
 from confed.engines.flower.private_api import NodeInfo, ProtoMessage, TaskIdentity, message_from_proto, message_to_proto
 from confed.engines.flower.transport import client_app
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 
 
-class LoopbackGrid(OneRunGrid):
+class LoopbackGrid:
     """Grid whose messages are answered when their replies are asked for, through Flower's serialisation."""
 
     def __init__(
@@ -24,9 +23,6 @@ class LoopbackGrid(OneRunGrid):
         self.since = dict.fromkeys(apps, "first")  # node that is connected -> a text that changes when it connects anew
         self._sent: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.since)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=n, status="online", last_activated_at=s) for n, s in self.since.items()]
@@ -52,10 +48,6 @@ class LoopbackGrid(OneRunGrid):
         except Exception as error:  # as a SuperNode does
             return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
         return _through_bytes(reply)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's ``Grid``; there is nothing to wait for."""
-        return self.pull_messages(self.push_messages(messages))
 
 
 def _through_bytes(message: Message) -> Message:

@@ -100,9 +100,6 @@ from flwr.supercore.protobuf.translation import (
     ProtobufTranslationMiddleware,  # fleet_api: reads requests of the Fleet API as protobuf
     get_protobuf_request,  # fleet_api: a route's request as protobuf
 )
-from flwr.supercore.run import (
-    Run,  # grid: the number of the run's task
-)
 from flwr.supercore.task_identity import (
     TaskIdentity,  # grid, loopback: numbers that Flower writes into every message of this process
 )

@@ -380,7 +380,7 @@ def open_superlink(
     )  # fmt: skip
     server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
     if certificate is not None and key is not None:
-        grid.reload_certificate = lambda: _renew(config, certificate, key)
+        grid.renew_certificate = lambda: _renew(config, certificate, key)
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     alive = threading.Event()

@@ -7,8 +7,9 @@ site to judge.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -53,10 +54,20 @@ def unpack(message: Message) -> tuple[bytes, bytes]:
     return head, body
 
 
+class MessageGrid(Protocol):
+    """What a transport needs of Flower's ``Grid``."""
+
+    def get_nodes(self) -> Iterable[Any]: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
 class FlowerTransport:
     """A :class:`confed.engines.remote.sites.Transport` over a Flower grid."""
 
-    def __init__(self, grid: Grid, names: Callable[[bytes], str | None] | None = None) -> None:
+    def __init__(self, grid: MessageGrid, names: Callable[[bytes], str | None] | None = None) -> None:
         self._grid, self._names = grid, names
         self._own = grid if isinstance(grid, SuperLinkGrid) else None  # else Flower's, which has fewer methods
 

@@ -11,14 +11,14 @@ import mmap
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
 
-from confed.engines.remote.protocol import Answer, Limits, Refused, read_head
-from confed.engines.remote.sites import Connection, Transport, patiently
+from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, read_head
+from confed.engines.remote.sites import Transport, patiently
 from confed.federation.atomic import private_folder
 from confed.federation.file_names import file_name
 
@@ -205,7 +205,7 @@ class PieceTransport:
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
         transfer = _Transfer(to, kind, lasts, head)
-        if len(body) > self.at_once(to):
+        if kind != HELLO and len(body) > self.at_once(to):  # a greeting takes no other body's place at the site
             transfer.body = self._leaving(body)
             sent = self._call(transfer, transfer.body)
         else:
@@ -288,7 +288,10 @@ class PieceTransport:
         if piece.piece == "have" and body is not None and (piece.of, piece.size) == (body.of, body.size):
             went = self._put_next(transfer, body, piece.at)
         elif piece.piece == "part" and reply is None:
-            transfer.reply, transfer.reply_head = ArrivingBody(self._reply_body(transfer, piece), piece), piece.head
+            connection = self._transport.connections().get(transfer.to)
+            site = (connection and connection.name) or str(transfer.to)
+            path = _only(self._folder / "replies" / file_name(site), piece.of)
+            transfer.reply, transfer.reply_head = ArrivingBody(path, piece), piece.head
             return self._fetch_next(transfer, transfer.reply)
         elif piece.piece == "part" and reply is not None and piece.of == reply.of:
             if not 0 < len(content) <= LARGEST or piece.size != reply.size:
@@ -317,11 +320,6 @@ class PieceTransport:
         get = Piece("get", reply.of, reply.size, reply.held, most=most)
         went = self._send(transfer, get.to_bytes(), b"", WAIT)
         return None if went else "ConnectionError: the connection was lost"
-
-    def _reply_body(self, transfer: _Transfer, reply: Piece) -> Path:
-        connection: Mapping[int, Connection] = self._transport.connections()
-        name = connection[transfer.to].name if transfer.to in connection else None
-        return _only(self._folder / "replies" / file_name(name or str(transfer.to)), reply.of)
 
     def _piece_size(self, transfer: _Transfer, left: int) -> int:
         """Half of what may travel at once, or all that is left."""
