@@ -2,9 +2,9 @@
 
 Exposure (Carlini, Liu, Erlingsson, Kos and Song 2019, "The secret sharer: evaluating and testing unintended
 memorization in neural networks"): log2 |R| - log2 rank of a text's loss among |R| texts of the same length with other
-words, here drawn from all training texts. Of every site some texts are looked at that no other site has, those with most
-copies and the longest first. The run is trained once more without any record with one of them: what counts is how much
-larger their exposure is under the released model, as language that is easy for both is no memory.
+words, here drawn from all training texts. Of every site some texts are looked at that no other site has, those with
+most copies and the longest first. The run is trained once more without any record with one of them: what counts is how
+much larger their exposure is under the released model, as language that is easy for both is no memory.
 
 Longest run: the most words in a row of such a text that the released model writes, asked as in training; by chance, the
 most that the model writes which was trained without them.
