@@ -58,9 +58,10 @@ def texts_of_one_site(case: Case) -> dict[str, dict[tuple[int, ...], list[int]]]
     sites_with = Counter(chain.from_iterable(rows_of.values()))
     chosen: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for site, texts in rows_of.items():
-        own = [text for text in texts if sites_with[text] == 1 and len(text) >= LEAST_WORDS + 2]
-        own.sort(key=lambda text: (len(texts[text]), len(text)), reverse=True)
-        chosen[site] = {text: texts[text] for text in own[: min(TEXTS, len(texts) // 2)]}
+        long_texts = [text for text in texts if len(text) >= LEAST_WORDS + 2]
+        unshared = [text for text in long_texts if sites_with[text] == 1]
+        unshared.sort(key=lambda text: (len(texts[text]), len(text)), reverse=True)
+        chosen[site] = {text: texts[text] for text in unshared[: min(TEXTS, len(texts) // 2)]}
     return chosen
 
 
