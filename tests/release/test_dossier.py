@@ -19,6 +19,7 @@ from confed.release.account import sent_by_site, spans, tensor_kinds
 from confed.release.gains import compared
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes
+from confed.release.probes import pictures
 from confed.release.seal import check_seal, seal
 from confed.release.standout import robust_z
 from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
@@ -39,7 +40,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_dossier_says_what_left_and_what_was_found(finished: Path, tmp_path: Path) -> None:
+def test_a_dossier_says_what_left_and_what_was_found(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "STEPS", 5)
     limits = tmp_path / "limits.toml"
     limits.write_text("[release]\nleast_members = 4\nclient_epsilon = 8.0\n")
     key, secret = Ed25519PrivateKey.generate(), tmp_path / "key.pem"

@@ -22,8 +22,9 @@ SMALL = (
 )  # fmt: skip
 CAPTIONS = (
     "study.methods=[]", "algorithm.name=fedavg", "data.texts=0", "data.documents=0", "data.reader=false",
-    "data.train=30", "data.validation=2", "data.test=2", "data.captions=1", "data.unseen=[]", "task.beams=1",
-    "model.width=32", "model.layers=1", "run.rounds=4", "run.evaluate_every=0", "run.gallery=0", "local.lr=4e-3",
+    "data.train=12", "data.validation=2", "data.test=2", "data.captions=1", "data.unseen=[]", "task.beams=1",
+    "model.width=32", "model.layers=1", "run.rounds=3", "run.evaluate_every=0", "run.gallery=0", "local.lr=8e-3",
+    "local.epochs=4", "local.batch_size=8",
 )  # fmt: skip
 OVERFITTED = (
     "study.methods=[]", "algorithm.name=local", "model.trainable=head", "model.head=linear", "run.rounds=3",
@@ -57,7 +58,8 @@ def plant(case: Case, copies: int) -> tuple[str, torch.Tensor]:
         words = columns["text"][:, 1:]
         sentence = with_other_words(columns["text"][hardest], words[words != 0], rng)
         columns["text"] = torch.where((rows == hardest)[:, None], sentence, columns["text"])
-    more = replace(table, image_index=table.image_index[rows], columns=columns)
+    present = None if table.present is None else table.present[rows]
+    more = replace(table, image_index=table.image_index[rows], columns=columns, present=present)
     everyone = {**case.everything, site: torch.arange(len(rows))}
     case.setup = replace(case.setup, population=Part(case.setup.population, everyone, {site: more}))
     data = case.setup.population.data(site)
@@ -131,8 +133,9 @@ def test_most_repeated_records_of_new_seeds_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
-    flagged = found = 0
+def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "TEXTS", 2)
+    flagged = found = written = 0
     for seed in NEW_SEEDS:
         case = small_run(tmp_path / str(seed), seed, "captions_scenes", CAPTIONS)
         site, copies = plant(case, COPIES)
@@ -140,12 +143,13 @@ def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
         assert place is not None
         assert place[1].tolist() == copies.tolist()
         planted = corrected(list(records.repeated(case, site, copies, case.everything).measures))
-        written = {measured.name: measured for measured in text.PROBE.look(case, 60.0).measures}
+        texts = {measured.name: measured for measured in text.PROBE.look(case, 60.0).measures}
         kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
         case.released = case.trained(kept)
         control = corrected(list(records.repeated(case, site, copies, kept).measures))
-        words = written["repeated_words"]
-        print(seed, planted, control, words.value, words.chance, written["exposure_mean"].p, flush=True)
+        words = texts["repeated_words"]
+        print(seed, planted, control, words.value, words.chance, texts["exposure_mean"].p, flush=True)
+        written += words.chance is not None and words.value > words.chance
         found += min(planted.values()) < LEVEL
         flagged += min(control.values()) <= LEVEL
     assert found == 10

@@ -71,7 +71,7 @@ class Part:
         for name, chosen in rows.items():
             data: Any = whole.data(name)
             if name in changed:
-                data = TableData(changed[name], data.tables[1], data.tables[2], data.known)
+                data = data.with_tables(changed[name], *data.tables[1:])
             self._data[name] = data.only(chosen)
 
     def __len__(self) -> int:

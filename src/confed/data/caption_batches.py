@@ -128,10 +128,9 @@ class MixedData(TableData):
         if len(train) and not any(len(rows) and s > 0 for rows, s in zip(self._rows, mixture, strict=True)):
             raise ValueError(f"data.mixture gives no share to any of a client's examples, got {list(mixture)}")
 
-    def shortened(self, train: int, others: int) -> "MixedData":
-        """See :meth:`TableData.shortened`; rows of sources without a share alone are a ValueError."""
-        first, validation, test = self.tables
-        return MixedData(first.take(train), validation.take(others), test.take(others), self._shares)
+    def with_tables(self, train: Table, validation: Table, test: Table) -> "MixedData":
+        """See :meth:`TableData.with_tables`; rows of sources without a share alone are a ValueError."""
+        return MixedData(train, validation, test, self._shares)
 
     def only(self, rows: Tensor) -> "MixedData":
         """See :meth:`TableData.only`."""

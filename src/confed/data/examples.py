@@ -86,11 +86,12 @@ class TableData:
 
     def shortened(self, train: int, others: int) -> "TableData":
         """The same with at most so many training examples, and so many validation and test examples."""
-        return self._with(self._train.take(train), self._validation.take(others), self._test.take(others))
+        return self.with_tables(self._train.take(train), self._validation.take(others), self._test.take(others))
 
-    def _with(self, *tables: Table) -> "TableData":
+    def with_tables(self, train: Table, validation: Table, test: Table) -> "TableData":
+        """The same client with other tables."""
         other = copy(self)
-        other.tables = other._read = (other._train, other._validation, other._test) = tables
+        other.tables = other._read = (other._train, other._validation, other._test) = train, validation, test
         other._sources = (Source(), Source(), Source())
         return other
 

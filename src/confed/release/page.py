@@ -20,8 +20,11 @@ from confed.system.events import Note, Progress, ignore
 Entry = Mapping[str, Any]
 """An object of ``dossier.json``."""
 
-CSS = ".note{overflow-wrap:anywhere}figure svg{max-width:620px}"
-SHARES = ("membership_tpr", "site", "properties", "labels", "reconstruction", "cut")
+CSS = (
+    ".note{overflow-wrap:anywhere}figure svg{max-width:620px}"
+    "@media print{table td,table th{overflow-wrap:normal!important;word-break:normal!important}}"
+)
+SHARES = ("membership_tpr", "canaries_tpr", "site", "properties", "labels", "reconstruction", "cut")
 """How names of figures begin that are shares, and are written in percent."""
 AGAIN = {True: "equal bits", False: "other bits: what was trained again is a like run", None: "not done"}
 
@@ -54,7 +57,9 @@ def figure_text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return "no bound"
     if name.startswith(SHARES):
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}\u00a0%"
+    if name.endswith("_auc"):
+        return f"{value:.3f}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -77,12 +82,12 @@ def _between(low: str, high: str) -> str:
 FIGURES = (
     Column("figure", words=True, read=_words("title")),
     Column("value", read=_figure("value")),
+    Column("limit", read=_figure("release_limit")),
+    Column("verdict", words=True, read=_words("verdict")),
     Column("95 % interval", read=lambda row: _between(_figure("low")(row), _figure("high")(row))),
     Column("by chance", read=_figure("chance")),
     Column("p, corrected", read=lambda row: formats.p_value(row["p_corrected"])),
     Column("of", read=_words("count")),
-    Column("limit", read=_figure("release_limit")),
-    Column("verdict", words=True, read=_words("verdict")),
 )
 
 
@@ -114,7 +119,8 @@ def attacked(kind: str, folders: Sequence[Path], progress: Progress = ignore) ->
     if not rows:
         raise ValueError("; ".join(notes))
     run_column = Column("run", words=True, read=_words("run"))
-    table = pivot(probe.title, (run_column, *FIGURES[:-2]), rows).without_empty()
+    columns = [column for column in FIGURES if column.title not in ("limit", "verdict")]
+    table = pivot(probe.title, (run_column, *columns), rows).without_empty()
     texts = [f"The attacker {probe.attacker[0].lower()}{probe.attacker[1:]}", *dict.fromkeys(words), *notes]
     return Attacked(kind, probe.title, texts, (table,), {"kind": kind, "rows": rows, "notes": notes}, drawings)
 

@@ -43,16 +43,6 @@ NOISES = (0.1, 1.0)
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """How near reconstructed inputs are to the true ones."""
-
-    error: float  # mean squared error per value
-    baseline: float  # that of the mean input of the attacker's data
-    explained: float  # 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean
-    examples: int
-
-
-@dataclass(frozen=True)
 class WordRecovery:
     """How many words of the questions are found."""
 
@@ -171,21 +161,14 @@ def mean_input(inputs: Tensor) -> Tensor:
     return inputs.sum(0) / count.clamp_min(1)
 
 
-def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
-    """Compares reconstructions with the truth and with the mean input."""
-    count, blind = len(truth), mean.expand_as(truth)
-    if truth.ndim == 3:
+def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> float:
+    """Explained variance of reconstructions, 1 - error over the mean input's: 1 is a copy, 0 no better than it."""
+    blind = mean.expand_as(truth)
+    if truth.ndim == 3:  # regions, of which rows of zeros are padding
         present = (truth != 0).any(-1)
-        rebuilt, truth, blind = (x[present].double() for x in (rebuilt, truth, blind))
-    else:
-        rebuilt, truth, blind = (x.flatten(1).double() for x in (rebuilt, truth, blind))
-    error, baseline = float((rebuilt - truth).square().mean()), float((blind - truth).square().mean())
-    return Reconstruction(
-        error=error,
-        baseline=baseline,
-        explained=1 - error / baseline if baseline > 0 else 0.0,
-        examples=count,
-    )
+        rebuilt, truth, blind = (x[present] for x in (rebuilt, truth, blind))
+    error, baseline = (float((x.double() - truth.double()).square().mean()) for x in (rebuilt, blind))
+    return 1 - error / baseline if baseline > 0 else 0.0
 
 
 def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecovery:
@@ -297,14 +280,11 @@ def _look(case: Case, seconds: float) -> Finding:
         searched_for = _search(case, theirs, sent, attacker_view.inputs, privacy, STEPS)
         probe, frequency = fit_word_probe(decoder_inputs, attacker_view.words)
         words = judge_words(probe(sent), theirs.words, frequency)
-        results = {
-            "by a decoder": judge(rebuilt, theirs.inputs, mean),
-            "by search": judge(searched_for, theirs.inputs[: len(searched_for)], mean),
-        }
         limit, defence = "cut" if name in (NONE, OWN) else "", with_cost(name, privacy.noise)
-        for how, result in results.items():
-            title, count = f"inputs rebuilt {how}, variance explained, {defence}", result.examples
-            measures.append(Estimate("cut_inputs", title, result.explained, chance=0.0, count=count, limit=limit))
+        for how, inputs in (("by a decoder", rebuilt), ("by search", searched_for)):
+            title, count = f"inputs rebuilt {how}, variance explained, {defence}", len(inputs)
+            explained = judge(inputs, theirs.inputs[:count], mean)
+            measures.append(Estimate("cut_inputs", title, explained, chance=0.0, count=count, limit=limit))
         title, gained = f"words of questions above the most frequent ones, {defence}", words.recovered - words.baseline
         measures.append(Estimate("cut_words", title, gained, chance=0.0, count=words.examples, limit=limit))
     note = (

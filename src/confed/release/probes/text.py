@@ -2,9 +2,9 @@
 
 Exposure (Carlini, Liu, Erlingsson, Kos and Song 2019, "The secret sharer: evaluating and testing unintended
 memorization in neural networks"): log2 |R| - log2 rank of a text's loss among |R| texts of the same length with other
-words, here drawn from all training texts. Of every site some texts are looked at that no other site has, the longest
-ones. The run is trained once more without any record with one of them: what counts is how much larger their exposure is
-under the released model, as language that is easy for both is no memory.
+words, here drawn from all training texts. Of every site some texts are looked at that no other site has, those with
+most copies and the longest first. The run is trained once more without any record with one of them: what counts is how
+much larger their exposure is under the released model, as language that is easy for both is no memory.
 
 Longest run: the most words in a row of such a text that the released model writes, asked as in training; by chance, the
 most that the model writes which was trained without them.
@@ -48,7 +48,7 @@ def longest_run(written: Sequence[str], text: Sequence[str]) -> int:
 
 
 def texts_of_one_site(case: Case) -> dict[str, dict[tuple[int, ...], list[int]]]:
-    """Site -> the longest texts that it alone has -> the rows of each."""
+    """Site -> the texts that it alone has, with most copies and the longest first -> the rows of each."""
     rows_of: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for site in case.sites:
         rows_of[site] = {}
@@ -59,7 +59,8 @@ def texts_of_one_site(case: Case) -> dict[str, dict[tuple[int, ...], list[int]]]
     chosen: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for site, texts in rows_of.items():
         long_texts = [text for text in texts if len(text) >= LEAST_WORDS + 2]
-        unshared = sorted((text for text in long_texts if sites_with[text] == 1), key=len, reverse=True)
+        unshared = [text for text in long_texts if sites_with[text] == 1]
+        unshared.sort(key=lambda text: (len(texts[text]), len(text)), reverse=True)
         chosen[site] = {text: texts[text] for text in unshared[: min(TEXTS, len(texts) // 2)]}
     return chosen
 
