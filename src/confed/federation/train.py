@@ -93,11 +93,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         )
     device = parameters[0].device
     optimizer = make_optimizer(parameters, local, [client.lr_factor(name) for name in learning])
-    scheduled = local.schedule.changes
-    epoch = epoch_steps(client) if scheduled else 1
-    steps = local.round_steps(epoch) if epochs is None else epochs * epoch
-    # Fine-tuning after the last round has a separate schedule.
-    begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
+    factor = rate_factor(client, epochs) if local.schedule.changes else None
     checkpoint, begin = _checkpoint(client), 0
     total, taken = torch.zeros((), device=device), 0
     if checkpoint is not None:
@@ -109,9 +105,8 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         if checkpoint is not None:
             checkpoint.resume_random_numbers()
         for loss in losses:
-            if scheduled:
-                progress = local.progress(begun + step / steps, rounds, epoch, taken)
-                set_rates(optimizer, local.lr * local.schedule.factor(progress))
+            if factor is not None:
+                set_rates(optimizer, local.lr * factor(step, taken))
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
@@ -123,6 +118,19 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         checkpoint.resume_random_numbers()  # where no step was left
     _clear(parameters)
     return float(total) / max(taken, 1)
+
+
+def rate_factor(client: "Client", epochs: int | None = None) -> Callable[[int, int], float]:
+    """The schedule's factor on the learning rate after so many batches and updates of the round."""
+    local, epoch = client.local, epoch_steps(client)
+    steps = local.round_steps(epoch) if epochs is None else epochs * epoch
+    # Fine-tuning after the last round has a separate schedule.
+    begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
+
+    def factor(step: int, taken: int) -> float:
+        return local.schedule.factor(local.progress(begun + step / steps, rounds, epoch, taken))
+
+    return factor
 
 
 def _checkpoint(client: "Client") -> TrainingCheckpoint | None:
