@@ -153,7 +153,10 @@ def _steps(
         return
     for batches in step_batches(client, order, epochs, pairs):
         group = [to_device(batch, parameters[0].device) for batch in batches]
-        yield _gradients(objective, client, group, parameters)
+        if len(group) == 1 and client.local.precision == "fp32":
+            yield _gradients_of_batch(objective, client.model, group[0], parameters)
+        else:
+            yield _gradients(objective, client, group, parameters)
 
 
 def step_batches(
@@ -191,6 +194,16 @@ def compares_examples(model: nn.Module, task: Task) -> bool:
     if isinstance(task, Contrasting):
         return True
     return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
+
+
+def _gradients_of_batch(
+    objective: Objective, model: nn.Module, batch: Batch, parameters: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """Losses of one batch, the gradient of each in place when it is given."""
+    for loss in objective(model, batch):
+        _clear(parameters)  # only now: what precedes a loss in the objective may read the gradient of the step before
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        yield loss.detach()
 
 
 def _gradients(
