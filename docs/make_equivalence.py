@@ -85,6 +85,15 @@ def tables() -> Iterator[str]:
     ):
         yield f"\n## {title}\n"
         yield from table(first, rows)
+        if rows is RUN:
+            yield f"\nBeside an option of a method both are computed, with equal bits, or refused:\n\n{packed()}"
+
+
+def packed() -> str:
+    """The options of every method beside compression, as a table."""
+    cells = " | ".join(SIGNS[row.packed] for row in OPTIONS.values())
+    names = " | ".join(f"`{name}`" for name in OPTIONS)
+    return f"| | {names} |\n|---|{':---:|' * len(OPTIONS)}\n| `uplink`, `downlink` | {cells} |"
 
 
 def table(first: str, rows: Mapping[str, Row]) -> Iterator[str]:

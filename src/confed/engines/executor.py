@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from inspect import isroutine
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -34,6 +33,7 @@ from confed.federation.stacked_passes import StackedPasses
 from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
 from confed.federation.train import compares_examples, trained
+from confed.system.packages import version
 
 WRITTEN_AFTER = 1.0  # seconds of computing after which features are written to files; what takes less is computed again
 

@@ -36,6 +36,7 @@ class Row:
     # the values that stacked training follows; None for all. Any other is trained one by one.
     stacks: tuple[Any, ...] | None = None
     buffered: Result = "equal bits"  # result of asynchronous rounds with nothing late
+    packed: Result = "equal bits"  # result beside compressed updates or models, in every way of execution
     in_rounds: bool = True  # False where nothing that happens in a round depends on it
     reason: str = ""  # why a way steps aside or refuses, as the end of a sentence
 
@@ -77,7 +78,7 @@ OPTIONS: Mapping[str, Row] = {
     "server": Row(),
     "robust": Row(),
     "update_privacy": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
-    "secure_sum": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+    "secure_sum": Row(stacks=(None,), buffered="refused", packed="refused", reason=_PROTECTED),
     "record_privacy": Row(stacks=(None,), reason="the gradient of each example is clipped"),
 }
 """Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
