@@ -177,11 +177,11 @@ def step_batches(
 
 def trained(client: "Client") -> dict[str, Tensor]:
     """The client's parameters that learn, by name."""
-    return {
-        name: p
-        for name, p in client.tensors.items()
-        if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
-    }
+    learning: dict[str, Tensor] = {}
+    for name, parameter in client.tensors.items():
+        if parameter.requires_grad and client.scopes[name] in (Scope.SHARED, Scope.PRIVATE):
+            learning[name] = parameter
+    return learning
 
 
 def needs_two(client: "Client") -> bool:
