@@ -183,7 +183,7 @@ def test_clients_stay_alone_where_stacking_does_not_pay(more: Sequence[str], rea
     assert chosen.reason.startswith(reason)
 
 
-def test_a_schedule_is_followed_where_clients_take_equally_many_steps():
+def test_a_schedule_is_followed_where_steps_are_equally_many():
     cosine = "local.schedule.kind=cosine"
     assert begin(recipe_with(cosine))[-1].clients == 5
     unequal = replace(toy_setup(FedAvg(), clients=toy_clients(sizes=(5, 9, 5, 5)), noisy=False), rounds=3)
