@@ -39,8 +39,8 @@ def main() -> None:
     stacked = Simulation(at_once, MemoryStore(), executor, COHORT)
     together = side_by_side(plain, lambda: list(simulate(stacked, start)))
     assert not executor.unbatchable_reason
-    finish("linear_1000_at_once", 0.4, **together)
-    finish("linear_1000", 1.3, **figures, milliseconds_per_plain_round=1000 * figures["plain_seconds"] / ROUNDS)
+    finish("linear_1000_at_once", 0.3, **together)
+    finish("linear_1000", 1.15, **figures, milliseconds_per_plain_round=1000 * figures["plain_seconds"] / ROUNDS)
 
     setup = vector_setup(CLIENTS, ROUNDS, tables, keep_personal=True)
 

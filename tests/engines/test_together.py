@@ -20,7 +20,7 @@ from confed.federation import stacked_passes
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.frozen_features import FeatureSettings, FrozenFeatures
-from confed.federation.local import Local, Schedule
+from confed.federation.local import Local
 from confed.federation.messages import Message
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
@@ -108,12 +108,11 @@ def test_the_proximal_term_takes_part():
         ({"algorithm": Scaffold()}, "Scaffold overrides 'fit'"),
         ({"build": lambda: Small(dropout=0.1)}, "dropout"),
         ({"build": lambda: Small(norm=True), "data": {"a": tables()["c1"], "b": tables()["c3"]}}, "normalises"),
-        ({"local": replace(SGD, schedule=Schedule("cosine"))}, "schedule"),
         ({"local": replace(SGD, accumulate=2)}, "accumulate"),
         ({"local": replace(SGD, optimizer="adamax")}, "adamax"),
         ({"algorithm": FedAvg(update_privacy=UpdatePrivacy(clip=1.0, noise=0.1))}, "protected"),
     ],
-    ids=["method", "dropout", "batch norm", "schedule", "accumulate", "optimizer", "protection"],
+    ids=["method", "dropout", "batch norm", "accumulate", "optimizer", "protection"],
 )
 def test_what_cannot_be_stacked_is_trained_one_by_one(options: dict[str, Any], reason: str):
     alone = setup(**{"algorithm": FedAvg(), **options})

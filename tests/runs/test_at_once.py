@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import toy_federation
+from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import FederatedDataset
 from confed.federation.equivalence import unbatchable_training
+from confed.federation.local import Schedule
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import Recipe, load_recipe
@@ -24,7 +26,7 @@ from confed.runs.plan import plan_run
 from confed.runs.run import run
 from confed.studies.published_sources import read_published
 from confed.system.events import Event, Note, RunProgress
-from confed.testing.toy import toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import clients_of
 
 
@@ -179,6 +181,15 @@ def test_clients_stay_alone_where_stacking_does_not_pay(more: Sequence[str], rea
     chosen = begin(recipe_with(*more))[-1]
     assert chosen.clients == 1
     assert chosen.reason.startswith(reason)
+
+
+def test_a_schedule_is_followed_where_steps_are_equally_many():
+    cosine = "local.schedule.kind=cosine"
+    assert begin(recipe_with(cosine))[-1].clients == 5
+    unequal = replace(toy_setup(FedAvg(), clients=toy_clients(sizes=(5, 9, 5, 5)), noisy=False), rounds=3)
+    given = replace(unequal, local=replace(unequal.local, schedule=Schedule("cosine")))
+    chosen = clients_at_once(recipe_with("run.cohort=0").run, given, at_once.Workspace(given.model()))
+    assert chosen.reason == "rates follow a schedule, and clients have different numbers of steps"
 
 
 def test_memory_bounds_the_number(monkeypatch: pytest.MonkeyPatch):

@@ -49,6 +49,7 @@ class Workspace:
             model.place(device)
         else:
             model.to(device)
+        self._task_aware = model if isinstance(model, TaskAware) else None
         self.tensors, self.tied = named_tensors(self.model), tied_names(self.model)
         self.frozen = frozen_names(model)
         self.heads: Mapping[str, str] = model_spec(model).heads_of_tasks
@@ -109,8 +110,8 @@ class Workspace:
 
     def set_task(self, task: Task) -> None:
         """Switch of a model with several heads, or with client-specific answers, to the task that comes next."""
-        if isinstance(self.model, TaskAware):
-            self.model.begin(task)
+        if self._task_aware is not None:
+            self._task_aware.begin(task)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from confed.federation.algorithm import Algorithm
 from confed.federation.compression import Compression
 from confed.federation.evaluation import Evaluation
-from confed.federation.local import Local, Schedule
+from confed.federation.local import Local
 
 Result = Literal["equal bits", "within 1e-5", "one by one", "refused", "not asked"]
 """A cell. "one by one" has the reference's bits, as the way steps aside; "not asked" is no part of a round."""
@@ -51,7 +51,6 @@ class Row:
         return self.stacked if way == "stacked" else "equal bits"
 
 
-_RATES = "the rates of clients with different numbers of steps differ"
 _PROTECTED = "each update is protected before it leaves its client"
 _ROUNDED = "a last digit may decide which way a value is rounded"
 _OUTSIDE = Row(in_rounds=False)
@@ -66,7 +65,7 @@ LOCAL: Mapping[str, Row] = {
     "betas": Row(),
     "momentum": Row(),
     "clip": Row(),
-    "schedule": Row(stacks=(Schedule(),), reason=_RATES),
+    "schedule": Row(),
     "augment": Row(),
     "precision": Row(stacks=("fp32",), reason="autocast is not tried there"),
     "eval_batch_size": Row(),
@@ -206,11 +205,7 @@ def _unfollowed(holder: object, rows: Mapping[str, Row], section: str, names: Se
             which = (
                 ""
                 if stacks in ((None,), (Compression(),))
-                else f"is {_shown(value)}, stacked are {', '.join(map(_shown, stacks))}: "
+                else f"is {value!r}, stacked are {', '.join(map(repr, stacks))}: "
             )
             return f"{section}.{name} {which or 'is set: '}{rows[name].reason}"
     return ""
-
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, Schedule) else repr(value)

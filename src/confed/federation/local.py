@@ -149,13 +149,18 @@ def make_optimizer(
         scaled = [p for p, factor in zip(parameters, each, strict=True) if factor == scale]
         # Biases and norms are vectors; decaying them is not what any of the papers mean by weight decay.
         matrices, vectors = [p for p in scaled if p.ndim > 1], [p for p in scaled if p.ndim <= 1]
+        decayed = [(matrices, local.weight_decay), (vectors, 0.0)]
+        if not local.weight_decay:  # one group is one step
+            decayed = [([*matrices, *vectors], 0.0)]
         groups += [
             {"params": group, "weight_decay": decay, "lr": local.lr * scale, SCALE: scale}
-            for group, decay in ((matrices, local.weight_decay), (vectors, 0.0))
+            for group, decay in decayed
             if group
         ]
     if local.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum)
+        # On a processor the default comes to the same, after looking at all tensors at every step.
+        foreach = False if all(p.device.type == "cpu" for p in parameters) else None
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, foreach=foreach)
     if local.optimizer == "adamax":
         return torch.optim.Adamax(groups, lr=local.lr, betas=local.betas)
     if local.optimizer == "adamw8bit":

@@ -26,7 +26,7 @@ from confed.federation.local import moments_of
 from confed.federation.params import combined
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
-from confed.federation.train import Objective, check_examples, step_batches, trained
+from confed.federation.train import Objective, check_examples, rate_factor, step_batches, trained
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -52,8 +52,9 @@ def train_stacked(
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         stack = combined(torch.stack, values)
         learning = [name for name in trained(clients[0]) if name in stack]
+        factors = list(map(rate_factor, clients)) if clients[0].local.schedule.changes else []
         losses = _Losses(clients, objective, _per_example(task), stack)
-        means = _train_stacked(clients, stack, learning, losses, passes)
+        means = _train_stacked(clients, stack, learning, losses, passes, factors)
     apart = {name: tensor.unbind() for name, tensor in stack.items()}
     results: list[tuple[dict[str, Tensor], float]] = []
     for client, mean in enumerate(means):
@@ -67,6 +68,7 @@ def _train_stacked(
     learning: Sequence[str],
     losses_of: "_Losses",
     passes: StackedPasses,
+    factors: Sequence[Callable[[int, int], float]],
 ) -> list[float]:
     first, everyone = clients[0], list(range(len(clients)))
     steps = _Steps(first, {name: stack[name] for name in learning})
@@ -76,8 +78,9 @@ def _train_stacked(
     streams = [_batches(client, device) for client in clients]
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
+        rates = [factor(number, number) for factor in factors]
         number += 1
-        for group in alike(batches):
+        for group in alike(batches, rates):
             examples = [batches[i] for i in group]
             rows = None if group == everyone else torch.tensor(group, device=device)
             group_stack = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
@@ -92,7 +95,7 @@ def _train_stacked(
             if used != gradients.keys():
                 raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
             with torch.no_grad():
-                steps.take(group_stack, gradients, rows, number)
+                steps.take(group_stack, gradients, rows, number, rates[group[0]] if rates else 1.0)
                 if rows is None:
                     total += losses.detach()
                 else:
@@ -217,11 +220,12 @@ def _batches(client: "Client", device: torch.device) -> Iterator[Batch]:
         yield to_device(batch, device)
 
 
-def alike(batches: Mapping[int, Batch]) -> list[list[int]]:
-    """Clients in groups whose batches have the same tensors and shapes, in the order of the clients."""
+def alike(batches: Mapping[int, Batch], rates: Sequence[float] = ()) -> list[list[int]]:
+    """Clients in groups whose batches have the same tensors, shapes and rates, in the order of the clients."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, batch in batches.items():
-        groups.setdefault(tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.items()), []).append(i)
+        shapes = [(name, tensor.shape, tensor.dtype) for name, tensor in batch.items()]
+        groups.setdefault((*shapes, rates[i] if rates else 1.0), []).append(i)
     return list(groups.values())
 
 
@@ -245,9 +249,17 @@ class _Steps:
             self.moments.append({name: torch.zeros_like(tensor) for name, tensor in stack.items()})
 
     def take(
-        self, client_values: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rows: Tensor | None, number: int
+        self,
+        client_values: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        rows: Tensor | None,
+        number: int,
+        factor: float,
     ) -> None:
-        """Step number ``number``, from 1, of each client of a group (None: of all), in place of its values."""
+        """Step number ``number``, from 1, of each client of a group (None: of all), in place of its values.
+
+        ``factor`` is the schedule's, on the learning rate.
+        """
         if self.clip is not None:
             gradients = _clipped(gradients, self.clip)
         moments = self.moments
@@ -260,7 +272,7 @@ class _Steps:
             if names := [name for name in group if name in gradients]:
                 values, slopes = [client_values[name] for name in names], [gradients[name] for name in names]
                 own_moments = [list(map(moment.__getitem__, names)) for moment in moments]
-                self._step(values, slopes, own_moments, decay, rate, number)
+                self._step(values, slopes, own_moments, decay, rate * factor, number)
         if rows is not None:
             for whole, moment in zip(self.moments, moments, strict=True):
                 for name, tensor in moment.items():

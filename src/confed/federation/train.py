@@ -93,11 +93,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         )
     device = parameters[0].device
     optimizer = make_optimizer(parameters, local, [client.lr_factor(name) for name in learning])
-    scheduled = local.schedule.changes
-    epoch = epoch_steps(client) if scheduled else 1
-    steps = local.round_steps(epoch) if epochs is None else epochs * epoch
-    # Fine-tuning after the last round has a separate schedule.
-    begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
+    factor = rate_factor(client, epochs) if local.schedule.changes else None
     checkpoint, begin = _checkpoint(client), 0
     total, taken = torch.zeros((), device=device), 0
     if checkpoint is not None:
@@ -109,9 +105,8 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         if checkpoint is not None:
             checkpoint.resume_random_numbers()
         for loss in losses:
-            if scheduled:
-                progress = local.progress(begun + step / steps, rounds, epoch, taken)
-                set_rates(optimizer, local.lr * local.schedule.factor(progress))
+            if factor is not None:
+                set_rates(optimizer, local.lr * factor(step, taken))
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
@@ -123,6 +118,19 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         checkpoint.resume_random_numbers()  # where no step was left
     _clear(parameters)
     return float(total) / max(taken, 1)
+
+
+def rate_factor(client: "Client", epochs: int | None = None) -> Callable[[int, int], float]:
+    """The schedule's factor on the learning rate after so many batches and updates of the round."""
+    local, epoch = client.local, epoch_steps(client)
+    steps = local.round_steps(epoch) if epochs is None else epochs * epoch
+    # Fine-tuning after the last round has a separate schedule.
+    begun, rounds = (client.round, client.rounds) if client.round < client.rounds else (0, 1)
+
+    def factor(step: int, taken: int) -> float:
+        return local.schedule.factor(local.progress(begun + step / steps, rounds, epoch, taken))
+
+    return factor
 
 
 def _checkpoint(client: "Client") -> TrainingCheckpoint | None:
@@ -145,7 +153,10 @@ def _steps(
         return
     for batches in step_batches(client, order, epochs, pairs):
         group = [to_device(batch, parameters[0].device) for batch in batches]
-        yield _gradients(objective, client, group, parameters)
+        if len(group) == 1 and client.local.precision == "fp32":
+            yield _gradients_of_batch(objective, client.model, group[0], parameters)
+        else:
+            yield _gradients(objective, client, group, parameters)
 
 
 def step_batches(
@@ -166,11 +177,11 @@ def step_batches(
 
 def trained(client: "Client") -> dict[str, Tensor]:
     """The client's parameters that learn, by name."""
-    return {
-        name: p
-        for name, p in client.tensors.items()
-        if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
-    }
+    learning: dict[str, Tensor] = {}
+    for name, parameter in client.tensors.items():
+        if parameter.requires_grad and client.scopes[name] in (Scope.SHARED, Scope.PRIVATE):
+            learning[name] = parameter
+    return learning
 
 
 def needs_two(client: "Client") -> bool:
@@ -183,6 +194,16 @@ def compares_examples(model: nn.Module, task: Task) -> bool:
     if isinstance(task, Contrasting):
         return True
     return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
+
+
+def _gradients_of_batch(
+    objective: Objective, model: nn.Module, batch: Batch, parameters: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """Losses of one batch, the gradient of each in place when it is given."""
+    for loss in objective(model, batch):
+        _clear(parameters)  # only now: what precedes a loss in the objective may read the gradient of the step before
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        yield loss.detach()
 
 
 def _gradients(

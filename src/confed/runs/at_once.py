@@ -7,6 +7,7 @@ processor's cache, all of them in layers that tell clients' rows apart, and wher
 of a step lies between the kernels.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -99,7 +100,17 @@ def _unstacked_federation(setup: Setup, workspace: Workspace) -> str:
     infos = map(setup.population.info, range(min(len(setup.population), _LOOKED_AT)))
     if len({id(workspace.scopes(setup.algorithm, info)) for info in infos}) > 1:
         return "clients have tensors of their own"
-    return unstacked_model(workspace.model, setup.task)
+    return _rates_apart(setup) or unstacked_model(workspace.model, setup.task)
+
+
+def _rates_apart(setup: Setup) -> str:
+    """Why clients' learning rates are not the same at the same step; "" where they are."""
+    local = setup.local
+    if not local.schedule.changes or local.iterations:
+        return ""
+    infos = map(setup.population.info, range(min(len(setup.population), _LOOKED_AT)))
+    steps = {math.ceil(info.num_examples / local.batch_size) for info in infos}
+    return "rates follow a schedule, and clients have different numbers of steps" if len(steps) > 1 else ""
 
 
 def _long_steps(run: RunSection, setup: Setup, workspace: Workspace, learned: Mapping[str, Tensor]) -> str:
