@@ -39,6 +39,7 @@ class Network(nn.Module):
     def __init__(self, work: Work) -> None:
         super().__init__()
         self.network = network_of(work)
+        self.frozen = [f"network.{name}" for name in work.initial if not work.learns(name)]
         encoder = {f"network.{name.partition('.')[0]}" for name in work.initial if not name.startswith("head.")}
         self.stages = (
             Stage("encoder", tuple(work.columns), tuple(sorted(encoder)) or ("none",)),
