@@ -127,7 +127,8 @@ class Watched:
             thread.join()
         with suppress(ProcessLookupError):  # what it started and left behind, such as Ray's
             os.killpg(self.process.pid, signal.SIGKILL)
-        return "" if not code else (self.errors or ["no word"])[-1].strip()[:200]
+        named = [line.strip() for line in self.errors if "Error" in line.partition(":")[0]]
+        return "" if not code else (named or self.errors or ["no word"])[-1][:200]
 
 
 def environment() -> dict[str, str]:
