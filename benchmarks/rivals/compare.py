@@ -41,14 +41,14 @@ from networks import final_loss
 from work import SIZES, Work, prepare
 
 HERE = Path(__file__).parent
-ALL, TORCH, SMALL = tuple(SIZES), tuple(SIZES), ("W1", "W2", "W3", "W5")
+ALL, SMALL = tuple(SIZES), ("W1", "W2", "W3", "W5")
 
 PARTICIPANTS = {
     "plain": ("plain", "", ALL),
     "confed, one by one": ("ours", "one", ALL),
     "confed, all at once": ("ours", "at_once", SMALL),
     "confed, defaults": ("ours", "defaults", ALL),
-    "pfl": ("pfl_research", "", TORCH),
+    "pfl": ("pfl_research", "", ALL),
     "FedJAX, jit": ("fedjax_library", "jit", SMALL),
     "FedJAX, vmap": ("fedjax_library", "vmap", SMALL),
     "BlazeFL, one thread": ("blazefl_library", "threads 1", ALL),
@@ -277,7 +277,9 @@ def draw(name: str, lines: Sequence[dict[str, Any]]) -> None:
     one = lines[0]
     print(f"\n{name}: {SIZES[name].title} ({one['date']}, {one['machine']})\n")
     seconds = statistics.median(line["processor_s"] for line in plain.values())
-    print(f"Ratios to the plain loop, which took {seconds:.2f} s of processor time after round 1.\n")
+    loads = [line["load"] for line in lines]
+    print(f"Ratios to the plain loop, which took {seconds:.2f} s of processor time after round 1;", end=" ")
+    print(f"load {min(loads):.0f} to {max(loads):.0f}.\n")
     print("| | processor time | wall | peak, MB | cold start, s of processor | |\n|---|---:|---:|---:|---:|---|")
     for participant in dict.fromkeys(line["participant"] for line in lines):
         own = [line for line in done if line["participant"] == participant]

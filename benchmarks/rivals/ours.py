@@ -132,9 +132,9 @@ def main() -> None:
     final: dict[str, Tensor] = {}
     for record in rounds(work, way):
         assert not record.errors, record.errors
-        final = dict(record.servers["main"].params)
-        if record.round == 1:
+        if not final:
             work.began()
+        final = dict(record.servers["main"].params)
     work.ended({plain_name(name.removeprefix("network.")): tensor.numpy() for name, tensor in final.items()})
 
 
