@@ -50,12 +50,6 @@ def vilt_setup(algorithm: Algorithm | None = None, *, rounds: int, local: Local 
     return Setup(algorithm or FedAvg(), Members(data), VQA(ANSWERS), local, vilt, rounds, keep_personal=False)
 
 
-def plain_vilt(rounds: int) -> Callable[[], dict[str, Tensor]]:
-    """FedAvg on the same federation as a plain loop."""
-    tables, model = vilt_tables(), vilt()
-    return lambda: plain_fedavg(model, tables, rounds, VILT_LOCAL, list(range(len(tables))))
-
-
 def plain_fedavg(
     model: nn.Module,
     tables: list[Table],

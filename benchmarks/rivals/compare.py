@@ -41,14 +41,14 @@ from networks import final_loss
 from work import SIZES, Work, prepare
 
 HERE = Path(__file__).parent
-ALL, TORCH, SMALL = tuple(SIZES), tuple(SIZES), ("W1", "W2", "W3", "W5")
+ALL, SMALL = tuple(SIZES), ("W1", "W2", "W3", "W5")
 
 PARTICIPANTS = {
     "plain": ("plain", "", ALL),
     "confed, one by one": ("ours", "one", ALL),
     "confed, all at once": ("ours", "at_once", SMALL),
     "confed, defaults": ("ours", "defaults", ALL),
-    "pfl": ("pfl_research", "", TORCH),
+    "pfl": ("pfl_research", "", ALL),
     "FedJAX, jit": ("fedjax_library", "jit", SMALL),
     "FedJAX, vmap": ("fedjax_library", "vmap", SMALL),
     "BlazeFL, one thread": ("blazefl_library", "threads 1", ALL),
@@ -127,7 +127,8 @@ class Watched:
             thread.join()
         with suppress(ProcessLookupError):  # what it started and left behind, such as Ray's
             os.killpg(self.process.pid, signal.SIGKILL)
-        return "" if not code else (self.errors or ["no word"])[-1].strip()[:200]
+        named = [line.strip() for line in self.errors if "Error" in line.partition(":")[0]]
+        return "" if not code else (named or self.errors or ["no word"])[-1][:200]
 
 
 def environment() -> dict[str, str]:
@@ -276,7 +277,9 @@ def draw(name: str, lines: Sequence[dict[str, Any]]) -> None:
     one = lines[0]
     print(f"\n{name}: {SIZES[name].title} ({one['date']}, {one['machine']})\n")
     seconds = statistics.median(line["processor_s"] for line in plain.values())
-    print(f"Ratios to the plain loop, which took {seconds:.2f} s of processor time after round 1.\n")
+    loads = [line["load"] for line in lines]
+    print(f"Ratios to the plain loop, which took {seconds:.2f} s of processor time after round 1;", end=" ")
+    print(f"load {min(loads):.0f} to {max(loads):.0f}.\n")
     print("| | processor time | wall | peak, MB | cold start, s of processor | |\n|---|---:|---:|---:|---:|---|")
     for participant in dict.fromkeys(line["participant"] for line in lines):
         own = [line for line in done if line["participant"] == participant]

@@ -90,7 +90,7 @@ def federated(work: Work, way: str) -> Any:
     size = work.size
     sgd = size.optimizer == "sgd"
     optimizer = fedjax.optimizers.sgd(size.lr) if sgd else fedjax.optimizers.adam(size.lr)
-    fixed = {name: array for name, array in work.initial.items() if not work.learns(name)}
+    fixed = {name: jnp.asarray(array) for name, array in work.initial.items() if not work.learns(name)}
 
     def loss(params: Any, batch: Any) -> Any:
         logged = jax.nn.log_softmax(scores(size.network, {**fixed, **params}, batch))

@@ -1,11 +1,13 @@
 """confed by its engine: clients one by one, all of a cohort at once, and with what a run does by default.
 
 Ways: ``one``, ``at_once``, ``defaults`` (personal models kept and a checkpoint after every round, from which it goes on
-where there is one), and ``workers N``, which is ``defaults`` with N worker processes.
+where there is one; how many clients are stacked, or how many processes share them, is what a run decides), and
+``workers N``, which keeps the same and trains one by one in N processes.
 """
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +20,15 @@ from confed.data.table import Table
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import keep_freed_memory
-from confed.engines.workers import Workers
+from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CheckpointWriter
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.stages import Stage, run_stages
 from confed.federation.state import MemoryStore
+from confed.recipes.run_section import RunSection
+from confed.runs.at_once import clients_at_once
 from networks import network_of, tensors
 from vlm_lora import confed_parts, plain_name
 from work import Work, begun
@@ -39,6 +43,7 @@ class Network(nn.Module):
     def __init__(self, work: Work) -> None:
         super().__init__()
         self.network = network_of(work)
+        self.frozen = [f"network.{name}" for name in work.initial if not work.learns(name)]
         encoder = {f"network.{name.partition('.')[0]}" for name in work.initial if not name.startswith("head.")}
         self.stages = (
             Stage("encoder", tuple(work.columns), tuple(sorted(encoder)) or ("none",)),
@@ -86,14 +91,23 @@ def federation(work: Work, batch_clients: int, personal: bool) -> Setup:
     )  # fmt: skip
 
 
+def executor_of(work: Work, way: str) -> tuple[Setup, Workspace, InProcess | Workers]:
+    """Who computes the clients, in a way."""
+    kind, _, number = way.partition(" ")
+    lasting = kind in ("defaults", "workers")
+    setup = federation(work, work.size.cohort if kind == "at_once" else 1, lasting)
+    workspace, workers = Workspace(setup.model()), int(number or 1)
+    if kind == "defaults":
+        run = RunSection(rounds=work.size.rounds, cohort=work.size.cohort)
+        setup = replace(setup, batch_clients=clients_at_once(run, setup, workspace).clients)
+        workers = free_cores() if setup.batch_clients == 1 else 1
+    return setup, workspace, Workers(setup, workers) if workers > 1 else InProcess(setup, workspace)
+
+
 def rounds(work: Work, way: str) -> Iterator[Any]:
     """The rounds, each with what is written after it."""
-    kind, _, workers = way.partition(" ")
-    lasting = kind in ("defaults", "workers")
-    setup = federation(work, 1 if kind in ("one", "workers") else work.size.cohort, lasting)
-    workspace = Workspace(setup.model())
-    executor = Workers(setup, int(workers)) if workers else InProcess(setup, workspace)
-    checkpoints = Checkpoints(work.folder / "checkpoints") if lasting else None
+    setup, workspace, executor = executor_of(work, way)
+    checkpoints = Checkpoints(work.folder / "checkpoints") if setup.keep_personal else None
     store = MemoryStore() if checkpoints is None else checkpoints.store
     with Simulation(setup, store, executor, work.size.cohort) as simulation:
         if checkpoints is None:
@@ -118,9 +132,9 @@ def main() -> None:
     final: dict[str, Tensor] = {}
     for record in rounds(work, way):
         assert not record.errors, record.errors
-        final = dict(record.servers["main"].params)
-        if record.round == 1:
+        if not final:
             work.began()
+        final = dict(record.servers["main"].params)
     work.ended({plain_name(name.removeprefix("network.")): tensor.numpy() for name, tensor in final.items()})
 
 

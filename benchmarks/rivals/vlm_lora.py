@@ -5,6 +5,7 @@ Inputs are made beforehand, when the work is prepared; confed makes its own from
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,4 +75,8 @@ def confed_parts(work: Any) -> tuple[Any, Any, list[Any]]:
     adapters = {confed_name(name): values for name, values in tensors(work.initial).items() if work.learns(name)}
     assert not model.load_state_dict(adapters, strict=False).unexpected_keys
     task = Generation(20).choosing(model.tokenizer.answers(ANSWERS))
-    return model, task, [table.take(rows) for rows in torch.arange(len(table)).split(size.examples)]
+    of_clients: list[Any] = []
+    for rows in torch.arange(len(table)).split(size.examples):
+        columns = {name: column[rows] for name, column in table.columns.items()}
+        of_clients.append(replace(table, image_index=table.image_index[rows], columns=columns))
+    return model, task, of_clients
