@@ -20,6 +20,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.params import Params
 from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
+from refusals import refuses
 from toy_runs import simulated
 
 RATE = 0.1
@@ -150,12 +151,9 @@ def test_heads_that_cannot_be(method: type[FedPer | FedRep]) -> None:
         ValueError, match=r"algorithm\.head must name submodules .*got 'haed'; the model has stem, norm"
     ):
         method(head=("haed",)).configure(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match=r"with trained tensors, got 'stem'"):
-        method(head=("stem",)).configure(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match="must leave something to share"):
-        method(head=("norm", "body", "head")).configure(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
-        method().rules(toy_setup(FedAvg()).population.info(0))
+    refuses(r"with trained tensors, got 'stem'", method(head=("stem",)).configure, toy_model(), ToyTask())
+    refuses("must leave something to share", method(head=("norm", "body", "head")).configure, toy_model(), ToyTask())
+    refuses(r"call configure\(model, task\) before the run", method().rules, toy_setup(FedAvg()).population.info(0))
     assert method(head=("body",)).configure(toy_model(), ToyTask()).head == ("body",)
     once = method().configure(toy_model(), ToyTask())
     assert once.configure(toy_model(), ToyTask()) == once
@@ -212,12 +210,10 @@ def test_fedbn_finds_the_layers() -> None:
     with pytest.raises(ValueError, match="FedBN keeps batch-normalisation layers private, and they are all frozen"):
         FedBN().configure(model, ToyTask())
     message = r"batch-normalisation layers private, and this model has none; algorithm\.layers = 'all' takes layer"
-    with pytest.raises(ValueError, match=message):
-        FedBN().configure(toy_model(noisy=False), ToyTask())
+    refuses(message, FedBN().configure, toy_model(noisy=False), ToyTask())
     with pytest.raises(ValueError, match=r"keeps normalisation layers private, and this model has none$"):
         FedBN("all").configure(toy_model(noisy=False), ToyTask())
-    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
-        FedBN().rules(toy_setup(FedAvg()).population.info(0))
+    refuses(r"call configure\(model, task\) before the run", FedBN().rules, toy_setup(FedAvg()).population.info(0))
 
 
 # Ditto ----------------------------------------------------------------------------------------------------------

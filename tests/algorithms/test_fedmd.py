@@ -20,6 +20,7 @@ from confed.federation.state import ClientState, ServerState
 from confed.runs.checks import public_data
 from confed.testing.toy import modal_clients, toy_clients, toy_setup
 from memory_transport import Letters, remote_of, rounds
+from refusals import refuses
 from toy_runs import Listener, simulated
 
 STILL = Local(epochs=1, batch_size=100, lr=1e-12, optimizer="sgd", weight_decay=0.0)
@@ -171,9 +172,7 @@ def test_the_recipe_names_the_public_place() -> None:
     public, left = public_data(FedMD(public="client-1"), dataset, places)
     assert public is places["client-1"]
     assert list(left) == ["client-0", "client-2"]
-    with pytest.raises(ValueError, match="one of client-0, client-1, client-2; got ''"):
-        public_data(FedMD(), dataset, places)
-    with pytest.raises(ValueError, match="'toy' has none"):
-        public_data(FedMD(), dataset, {})
+    refuses("one of client-0, client-1, client-2; got ''", public_data, FedMD(), dataset, places)
+    refuses("'toy' has none", public_data, FedMD(), dataset, {})
     with pytest.raises(ValueError, match="answers or tasks of their own"):
         public_data(FedMD(public="client-1"), replace(dataset, answer_sets={"x": ("a",)}), places)

@@ -22,6 +22,7 @@ from confed.registry import models
 from confed.results.folder import RunFolder
 from confed.studies.runner import run_single
 from confed.system.events import Event, JobProgress, Note, RunProgress
+from refusals import refuses
 from tiny_runs import TINY, Halved, Linear
 from toy_federation import squares
 
@@ -77,8 +78,7 @@ def test_results_are_the_summary_as_frames(finished: confed.Run) -> None:
 def test_a_method_without_a_global_model_has_no_such_column(tmp_path: Path) -> None:
     run = start_local(tmp_path / "local")
     assert "global" not in run.results.columns
-    with refused("Local only has no global model; name a client's personal model"):
-        run.global_model()
+    refuses("Local only has no global model; name a client's personal model", run.global_model)
 
 
 def start_local(folder: Path) -> confed.Run:
@@ -95,10 +95,8 @@ def test_models_are_copies_of_their_own(finished: confed.Run) -> None:
         assert not model.training
     assert shared(finished.batch("warm", count=3)).logits.shape[0] == 3
     assert len(finished.batch("warm", "train", 100)["label"]) == 6
-    with refused("no client is called 'hot'; there are warm, cold, both"):
-        finished.personal("hot")
-    with refused("no client or unseen place is called 'hot'; there are warm, cold"):
-        finished.batch("hot")
+    refuses("no client is called 'hot'; there are warm, cold, both", finished.personal, "hot")
+    refuses("no client or unseen place is called 'hot'; there are warm, cold", finished.batch, "hot")
     with refused("split must be one of train, validation, test, got 'all'"):
         finished.batch("warm", "all")  # type: ignore[arg-type]
 
@@ -109,14 +107,11 @@ def test_predictions_are_those_of_the_command_line(finished: confed.Run, tmp_pat
     for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
         assert finished.predict(source, "which colour is this?", "warm", top=2) == expected
     assert finished.predict(PICTURE, "which?")["model"] == "global"
-    with refused("this run's models answer questions: give a question"):
-        finished.predict(PICTURE)
-    with refused("answer questions: leave known out"):
-        finished.predict(PICTURE, "which?", known=["red=yes"])
+    refuses("this run's models answer questions: give a question", finished.predict, PICTURE)
+    refuses("answer questions: leave known out", finished.predict, PICTURE, "which?", known=["red=yes"])
     with refused(r"must be uint8 of shape \(H, W, 3\), \(H, W, 4\) or \(H, W\), got float64"):
         finished.predict(PICTURE / 255.0, "which?")
-    with refused("read one picture and one question at a time"):
-        finished.predict(PICTURE, ["which?", "and which?"])
+    refuses("read one picture and one question at a time", finished.predict, PICTURE, ["which?", "and which?"])
 
 
 def test_models_that_label_are_asked_as_well(finished_label_run: Path) -> None:
@@ -124,8 +119,7 @@ def test_models_that_label_are_asked_as_well(finished_label_run: Path) -> None:
     found = run.predict(np.zeros((8, 8, 3), np.uint8), known=["red=yes"])
     assert found["known"][0]["label"] == "red"
     assert {entry["label"] for entry in found["labels"]} == {"green", "blue", "never"}
-    with refused("give labels: leave question out"):
-        run.predict(PICTURE, "which?")
+    refuses("give labels: leave question out", run.predict, PICTURE, "which?")
 
 
 def test_a_finished_run_is_returned_and_another_recipe_refused(finished: confed.Run) -> None:
@@ -135,8 +129,7 @@ def test_a_finished_run_is_returned_and_another_recipe_refused(finished: confed.
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")} == before
     with refused(r"holds a run with local\.lr=0\.003, not 0\.1; give another folder"):
         start(finished.folder, local={"lr": 0.1})
-    with refused("exists already and is no run folder"):
-        start(finished.folder.parent)
+    refuses("exists already and is no run folder", start, finished.folder.parent)
 
 
 def test_interrupted_runs_go_on_with_the_same_numbers(finished: confed.Run, tmp_path: Path) -> None:
@@ -153,8 +146,7 @@ def test_interrupted_runs_go_on_with_the_same_numbers(finished: confed.Run, tmp_
         assert str(run) == f"Run fedavg, seed 0, unfinished, 1 rounds done: {folder}"
         assert list(run.history.index) == [0, 1]
         for read in (lambda run: run.results, lambda run: run.summary, lambda run: run.personal("warm")):
-            with refused("is not finished: it stands at round 1; continue it with"):
-                read(run)
+            refuses("is not finished: it stands at round 1; continue it with", read, run)
         assert go_on(run).finished
         assert bytes_of(folder) == bytes_of(finished.folder)
 
@@ -175,8 +167,7 @@ def test_objects_of_this_session_run_resume_and_answer_here_only(tmp_path: Path)
     try:
         other = confed.load_run(tmp_path / "run")
         assert len(other.results) == 4
-        with refused(f"the model '{name}' is an object of the Python session"):
-            other.personal("warm")
+        refuses(f"the model '{name}' is an object of the Python session", other.personal, "warm")
     finally:
         models.add(name, entry)
 
@@ -212,14 +203,12 @@ def test_spawned_processes_lack_the_objects_of_this_session() -> None:
     ],
 )
 def test_calls_are_checked(call: Callable[[], object], message: str) -> None:
-    with refused(message):
-        call()
+    refuses(message, call)
 
 
 def test_missing_tools_and_libraries_are_named(tmp_path: Path, monkeypatch: Patch) -> None:
     run = start_local(tmp_path / "run")
-    with refused(r"the tracking tool must be one of trackio, .*, got 'nope'"):
-        run.track("nope")
+    refuses(r"the tracking tool must be one of trackio, .*, got 'nope'", run.track, "nope")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused(r"data frames need pandas, which is not installed: pip install"):
         _ = run.history
@@ -244,8 +233,7 @@ def test_settings_of_another_algorithm_are_refused(tmp_path: Path) -> None:
     rows = {"fedprox": {"mu": 0.1}, "weak": {"name": "fedprox", "mu": 0.2}}
     study = recipe.with_rows([*rows], rows)
     for row in rows:
-        with refused(rf"algorithm\.mu=0\.5 has no effect on {row}"):
-            confed.run(study, {"algorithm.mu": 0.5}, method=row)
+        refuses(rf"algorithm\.mu=0\.5 has no effect on {row}", confed.run, study, {"algorithm.mu": 0.5}, method=row)
 
 
 def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: Patch) -> None:

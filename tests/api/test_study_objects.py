@@ -10,6 +10,7 @@ import confed
 from command_line import refused
 from confed.algorithms.fedprox import FedProx
 from confed.system.events import Event, JobProgress, RunProgress
+from refusals import refuses
 from tiny_runs import TINY, Halved, Linear
 from toy_federation import squares
 
@@ -66,8 +67,7 @@ def panel_of(title: str) -> str:
 
 def test_plot_of_too_few_rounds_is_refused(tmp_path: Path) -> None:
     (run,) = start(tmp_path / "study", ["fedavg"], rounds=1, **{"run.evaluate_every": 0})
-    with refused("curves need at least two evaluated rounds, found fewer"):
-        run.plot()
+    refuses("curves need at least two evaluated rounds, found fewer", run.plot)
 
 
 def test_methods_are_compared_with_a_reference(finished: confed.Study) -> None:
@@ -75,10 +75,8 @@ def test_methods_are_compared_with_a_reference(finished: confed.Study) -> None:
     assert comparison.references == ("local",)
     assert ("personal on own data", "FedAvg") in comparison.frame().index
     assert "<table" in comparison._repr_html_()
-    with refused("fedprox"):
-        finished.compare("fedprox")
-    with refused("margin must lie between 0 and 100 points, got 0"):
-        finished.compare(margin=0)
+    refuses("fedprox", finished.compare, "fedprox")
+    refuses("margin must lie between 0 and 100 points, got 0", finished.compare, margin=0)
 
 
 def test_the_same_call_runs_what_is_missing(finished: confed.Study, tmp_path: Path) -> None:
@@ -109,13 +107,11 @@ def test_faulty_methods_and_seeds_are_refused(tmp_path: Path) -> None:
         start(tmp_path / "study", [FedProx(mu=0.1), FedProx(mu=1.0)])
     with refused("methods must be names, a list of names or objects, or a mapping of rows, got Fed"):
         start(tmp_path / "study", FedProx(mu=0.1))
-    with refused("no algorithm is called 'fedavgg'; did you mean 'fedavg'"):
-        start(tmp_path / "study", ["fedavgg"])
+    refuses("no algorithm is called 'fedavgg'; did you mean 'fedavg'", start, tmp_path / "study", ["fedavgg"])
     with refused("seeds must be a whole number of at least 1, or different whole numbers, got 0"):
         start(tmp_path / "study", seeds=0)
     for seeds in (2.0, "01", [0, 0.5], [1, 1], True, None):
-        with refused(f"or different whole numbers, got {re.escape(repr(seeds))}"):
-            start(tmp_path / "study", seeds=seeds)
+        refuses(f"or different whole numbers, got {re.escape(repr(seeds))}", start, tmp_path / "study", seeds=seeds)
     assert not (tmp_path / "study").exists()
     with refused("no run could be made: "):
         confed.study("fedvqa_scenes", TINY, methods=["fedlgt"], folder=tmp_path / "none", workers=1, progress=False)
@@ -169,12 +165,9 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_folders_of_other_kinds_are_refused(finished: confed.Study, tmp_path: Path) -> None:
-    with refused(r"is that of a run: use confed\.load_run"):
-        confed.load_study(finished["fedavg", 0].folder)
-    with refused(r"is that of a study: use confed\.load_study"):
-        confed.load_run(finished.folder)
-    with refused("is no study folder"):
-        confed.load_study(tmp_path)
+    refuses(r"is that of a run: use confed\.load_run", confed.load_study, finished["fedavg", 0].folder)
+    refuses(r"is that of a study: use confed\.load_study", confed.load_run, finished.folder)
+    refuses("is no study folder", confed.load_study, tmp_path)
 
 
 def test_a_study_of_the_command_line_loads(finished_study: Path) -> None:

@@ -1,18 +1,33 @@
-"""Cells of a study as array tasks: a stand-in scheduler runs, kills and requeues them, and the bytes are the same."""
+"""Cells of studies as jobs of their own, watching them, and ending them."""
 
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+import typer
 
-from command_line import Capture, Patch, confed, refusal
+from command_line import Capture, Patch, confed, refusal, refused
+from confed.algorithms.fedavg import FedAvg
+from confed.cli import completion
+from confed.cli import federation as federating
+from confed.cli.app import INTERRUPTED, TERMINATED, main
+from confed.engines.local import InProcess, Simulation
+from confed.engines.workers import Workers, serve
+from confed.federation.state import MemoryStore
 from confed.results.runs import load
+from confed.results.watching import states_of
 from confed.studies.cells import requeue
+from confed.system.folder_lock import exclusive
+from confed.testing.toy import toy_setup
 from repository import ROOT, SUPPORT
 
 RECIPE = """name = "tiny"
@@ -314,3 +329,200 @@ def test_only_an_array_task_of_slurm_is_requeued(tmp_path: Path) -> None:
     assert not requeue({"PATH": "", "SLURM_JOB_ID": "5"})
     assert requeue({"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "5"})
     assert (tmp_path / "requeued").read_text() == "requeue 5\n"
+
+
+TINY = [
+    "fedvqa_scenes", "model.name=vilt_tiny", "data.train=20", "data.validation=10", "data.test=20", "data.unseen=[]",
+    "run.workers=1", "run.gallery=0", "run.controls=none", "local.epochs=1", "run.rounds=2",
+    'study.methods=["local", "fedavg"]',
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "study"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        assert confed("run", *TINY, "--out", folder, "--quiet") == 0
+    return folder
+
+
+def test_quiet_prints_results_alone(tmp_path: Path, capfd: Capture) -> None:
+    few = (*TINY, "run.rounds=1", 'study.methods=["fedavg"]')
+    assert confed("run", *few, "--out", tmp_path / "study", "-q") == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "FedAvg" in out
+    assert confed("run", *few, "--out", tmp_path / "second") == 0
+    assert "round 1/1" in capfd.readouterr().err  # the next command speaks again
+
+
+def test_states_of_finished_runs_have_rounds_and_results(study: Path) -> None:
+    states = states_of(study)
+    assert [(state.name, state.state, state.round, state.rounds) for state in states] == [
+        ("local/seed-0", "finished", 2, 2),
+        ("fedavg/seed-0", "finished", 2, 2),
+    ]
+    summary = json.loads((study / "fedavg/seed-0/summary.json").read_text(encoding="utf-8"))
+    assert states[1].value == pytest.approx(summary["personal_mean"])
+    assert states[1].left is None
+
+
+def test_runs_under_way(study: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(study, tmp_path / "study")
+    place = copy / "fedavg/seed-0"
+    lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for name in ("summary.json", "predictions.safetensors"):
+        (place / name).unlink()
+    shutil.rmtree(place / "records")
+    (place / "metrics.jsonl").write_text("".join(line for line in lines if '"round": 2' not in line), encoding="utf-8")
+    cut = states_of(copy)[1]
+    assert (cut.state, cut.round, cut.rounds) == ("stopped", 1, 2)
+    loss = next(json.loads(line)["loss"] for line in lines if '"event": "round"' in line)
+    assert cut.loss == pytest.approx(sum(loss.values()) / len(loss))
+    evaluated = [json.loads(line) for line in lines if '"event": "evaluation"' in line][1]
+    values = [metrics["accuracy"] for metrics in evaluated["personal"].values()]
+    assert cut.value == pytest.approx(sum(values) / len(values))
+    assert cut.left is not None
+    with exclusive(copy):
+        assert states_of(copy)[1].state == "running"
+    (place / "error.txt").write_text("the disk is full\nTraceback", encoding="utf-8")
+    assert (states_of(copy)[1].state, states_of(copy)[1].text) == ("failed", "the disk is full")
+    shutil.rmtree(place)
+    assert states_of(copy)[1].state == "waiting"
+    with refused("neither a run, a study nor a sweep"):
+        states_of(tmp_path)
+
+
+def test_watch_ends_where_nothing_is_under_way(study: Path, monkeypatch: Patch, capfd: Capture) -> None:
+    assert confed("watch", study) == 0
+    assert "fedavg/seed-0: finished, round 2/2, loss " in capfd.readouterr().out
+    assert confed("watch", study, "--json") == 0
+    assert len(json.loads(capfd.readouterr().out)["runs"]) == 2
+    monkeypatch.chdir(study.parent)
+    assert "no run under ./runs" in refusal(capfd, "watch")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert confed("watch", study, "--once") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "2 of 2 finished" in lines[0]
+    assert max(map(len, lines)) <= max(80, len(lines[0]))
+
+
+def test_names_are_completed(study: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert completion.complete_anything("fedp3") == ["fedp3"]
+    assert completion.complete_recipe("fedvqa_sc")[0] == "fedvqa_scenes"
+    assert completion.complete_method("fedavg,fedpr") == ["fedavg,fedprox"]
+    assert "local.lr=" in completion.complete_key("local.l")
+    assert completion.complete_key("model.name=vilt_mi") == ["model.name=vilt_mini"]
+    assert completion.complete_folder(f"{study.parent}/") == [str(study)]
+    assert "recipes" in completion.complete_kind("")
+    assert (tmp_path / "confed/names.json").is_file()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_answered_without_torch(shell: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    completion.complete_anything("")  # fills the cache
+    asked = {
+        "bash": {"COMP_WORDS": "confed show fedprox", "COMP_CWORD": "2"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "confed show fedprox"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "confed show fedprox", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    code = (
+        "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); import confed.cli as c; c.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **asked, "_CONFED_COMPLETE": f"complete_{shell}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "fedprox" in done.stdout
+    assert done.stdout.strip().endswith("False")
+
+
+SMALL = (
+    "study.methods=[]", "algorithm.name=fedavg", "data.name=toy_federation:squares", "data.train=8", "data.test=4",
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1", "run.rounds=200", "run.gallery=0",
+    "run.evaluate_every=0",
+)  # fmt: skip
+
+
+def test_a_run_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "confed.cli", "run", "fedvqa_scenes", *SMALL, "run.workers=2"]
+    paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round 2/200" in line:
+                os.killpg(process.pid, signal.SIGTERM)  # workers get it too, as from a batch system
+                break
+        rest = process.stderr.read()
+        assert process.wait(60) == 143
+    assert f"confed resume {tmp_path / 'run'}" in rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "run" / "lock.json").exists()
+    assert list((tmp_path / "run" / "checkpoint").glob("round-*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)])
+def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkeypatch: Patch, capfd: Capture) -> None:
+    def asked(**_: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("confed.cli.list.diagnose", asked)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == code
+    assert signal.getsignal(signal.SIGTERM) is before
+    # Ctrl-C is acknowledged at once, past any display.
+    assert ("stopping at the end of what is under way" in capfd.readouterr().err) == (number == signal.SIGINT)
+    stop = threading.Event()
+    with pytest.raises(typer.Exit) as left, federating._stopping(stop):
+        signal.raise_signal(number)
+    assert stop.is_set()
+    assert left.value.exit_code == code
+
+
+def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: Patch) -> None:
+    """Ctrl-C while replies are read: the frames that hold the generator live on until the workers are closed."""
+    said: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", said.append)
+    setup = toy_setup(FedAvg(), rounds=1)
+    with Simulation(setup, MemoryStore(), Workers(setup, 2)) as simulation:
+        shared = simulation.start(InProcess(setup).workspace)["main"].params
+        jobs = [(client.id, shared, {}) for client in simulation.clients()] * 4
+        replies = simulation.examine(jobs, 1)
+        handlers = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            next(replies)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, handlers)
+    del replies
+    gc.collect()
+    assert not said
+
+
+def test_a_worker_whose_parent_is_gone_ends_quietly(monkeypatch: Patch) -> None:
+    handlers: dict[int, object] = {}
+    monkeypatch.setattr("confed.engines.workers.signal.signal", handlers.__setitem__)
+    for parts in ([], [b"{}"], [b"{}", b"half"]):
+        here, there = Pipe()
+        spare, _ = Pipe()
+        for part in parts:
+            here.send_bytes(part)
+        here.close()
+
+        class Setup:
+            device = "cpu"
+
+        serve(Setup(), 0, 1, there, spare, 1)  # pyright: ignore[reportArgumentType]
+        there.close()
+    assert handlers == {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}

@@ -16,6 +16,18 @@ NEVER = (
 TRANSFORMERS = ("accelerate", "peft", "scipy", "sympy", "torch._dynamo", "torch.distributed.tensor", "transformers")
 """Not before the first round where the network is confed's own."""
 
+LISTS = """
+import json, sys
+import confed
+print(json.dumps(sorted(sys.modules)))
+from confed.cli import main
+for words in (["--help"], *(["list", kind] for kind in sys.argv[1:])):
+    try:
+        main(words)
+    except SystemExit as stop:
+        assert stop.code == 0, words
+print(json.dumps(sorted(sys.modules)))
+"""
 FIRST_ROUND = """
 import json, sys
 import confed.runs.run
@@ -30,25 +42,22 @@ main(sys.argv[1:])
 """
 
 
-def modules(code: str, *arguments: object) -> set[str]:
+def modules(code: str, *arguments: object) -> list[set[str]]:
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert lines, done.stderr
-    return set(json.loads(lines[-1]))
+    return [set(json.loads(line)) for line in lines]
 
 
 def loaded(there: set[str], names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in there]
 
 
-def test_help_needs_no_numerical_library():
-    code = (
-        "import json, sys\nfrom confed.cli import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
-    )
-    there = modules(code)
+def test_help_and_lists_need_no_numerical_library():
+    imported, there = modules(LISTS, "methods", "models", "tasks", "datasets", "recipes", "runs")
+    assert "typer" not in imported
     assert loaded(there, (*NEVER, *TRANSFORMERS, "numpy", "PIL", "pydantic", "safetensors", "torch")) == []
 
 
@@ -62,7 +71,7 @@ def test_help_needs_no_numerical_library():
 )
 def test_a_first_round_imports_what_the_network_needs(tmp_path: Path, recipe: str, families: set[str] | None):
     small = ("data.train=8", "data.validation=4", "data.test=4", "run.workers=1", "run.evaluate_every=0")
-    there = modules(FIRST_ROUND, "run", recipe, "study.methods=[]", *small, "--out", tmp_path / "run")
+    (there,) = modules(FIRST_ROUND, "run", recipe, "study.methods=[]", *small, "--out", tmp_path / "run")
     assert loaded(there, NEVER) == []
     if families is None:
         assert loaded(there, TRANSFORMERS) == []

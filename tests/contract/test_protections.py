@@ -30,6 +30,7 @@ from confed.registry import algorithms
 from confed.testing import CHECKS, ContractViolation, checks
 from confed.testing.protections import CLIP, FAR, FARTHER, LIAR, PROTECTED, _Trial, lacks_protection
 from confed.testing.toy import toy_setup
+from refusals import refuses
 
 CLIENT, SERVER, RECORDS, ROBUST, SUM = PROTECTED
 EVERY = ("robust", "secure_sum", "update_privacy")
@@ -167,8 +168,7 @@ def test_fednova_keeps_all_else_of_the_contract() -> None:
     assert "has its own reports" in verdicts[CLIENT]
     assert "has its own aggregate" in unsupported_reason(FedNova())
     # With noise at the client the server may do what it likes, but numbers of steps leave without noise.
-    with pytest.raises(ValueError, match="FedNova has its own reports"):
-        toy_setup(FedNova(update_privacy=UpdatePrivacy(1.0)))
+    refuses("FedNova has its own reports", toy_setup, FedNova(update_privacy=UpdatePrivacy(1.0)))
 
 
 @pytest.mark.parametrize(
@@ -412,5 +412,4 @@ def test_a_declaration_is_of_what_it_names() -> None:
 
 def test_unknown_protections_are_refused() -> None:
     known = "update_privacy, robust, secure_sum, record_privacy"
-    with pytest.raises(ValueError, match=f"keeps_protections knows {known}, got 'median'"):
-        keeps_protections("median")  # pyright: ignore[reportArgumentType]
+    refuses(f"keeps_protections knows {known}, got 'median'", keeps_protections, "median")

@@ -23,6 +23,7 @@ from confed.federation.state import ClientState, MemoryStore
 from confed.federation.wire import encode, encode_state
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 from setup_sources import source
 
 
@@ -118,29 +119,25 @@ def test_half_a_call_ends_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_spawning_without_a_source_is_refused() -> None:
-    with pytest.raises(ValueError, match="need a source"):
-        Workers(source("fedavg").setup(), 2, start="spawn")
+    refuses("need a source", Workers, source("fedavg").setup(), 2, start="spawn")
 
 
 def test_processes_are_forked_only_where_that_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_method("auto") == "fork"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert start_method("auto") == "spawn"
-    with pytest.raises(ValueError, match="start_method must be 'spawn' or 'auto' after this process has used CUDA"):
-        start_method("fork")
+    refuses("start_method must be 'spawn' or 'auto' after this process has used CUDA", start_method, "fork")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(workers.sys, "platform", "darwin")
     assert start_method("auto") == "spawn"
     assert start_method("fork") == "fork"
     monkeypatch.setattr(workers.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert start_method("auto") == "spawn"
-    with pytest.raises(ValueError, match="which cannot fork, got 'fork'"):
-        start_method("fork")
+    refuses("which cannot fork, got 'fork'", start_method, "fork")
 
 
 def test_a_recipe_with_another_start_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"run\.start_method"):
-        load_recipe("fedvqa_scenes", ["run.start_method=thread"])
+    refuses(r"run\.start_method", load_recipe, "fedvqa_scenes", ["run.start_method=thread"])
 
 
 def test_time_and_memory_are_measured_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:

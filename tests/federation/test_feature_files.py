@@ -3,8 +3,6 @@
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from children import forked, status_of
 from confed.federation.feature_store import FeatureFiles, FeatureStore, Field, Shard, room_for
 
 LAYOUT = (Field(torch.float32, (3,)), Field(torch.int64, ()))
@@ -146,19 +145,18 @@ def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path):
 
 
 def test_full_disk_leaves_no_part_and_is_said_once(tmp_path: Path):
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_feature_files import filled, read
-said = []
-store = filled(Path({str(tmp_path)!r}), said)
-resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-assert not store.save([""]) and not store.save([""])
-assert len(said) == 1 and "cannot be kept" in said[0], said
-assert read(store) is not None
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ, timeout=60)
+    said: list[str] = []
+    store = filled(tmp_path, said)
+
+    def on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+        assert not store.save([""])
+        assert not store.save([""])
+        (text,) = said
+        assert "cannot be kept" in text
+        assert read(store) is not None
+
+    assert status_of(forked(on_a_full_disk)) == 0
     assert list((tmp_path / "weights").iterdir()) == []
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 200
 

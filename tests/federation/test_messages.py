@@ -12,6 +12,7 @@ from confed.federation.messages import Call, Flow, Message, Reply, drive
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state, size
 from confed.privacy.protections import check_reply
+from refusals import refuses
 
 ANN = ClientInfo("ann", 3)
 
@@ -85,10 +86,8 @@ def test_state_travels_whole_even_with_views_and_shared_memory() -> None:
 
 
 def test_broken_bytes_are_named() -> None:
-    with pytest.raises(ValueError, match="not a safetensors file of 7 bytes"):
-        decode(b"garbage")
-    with pytest.raises(ValueError, match="no index"):
-        decode_state(encode(Message({"x": torch.zeros(1)})))
+    refuses("not a safetensors file of 7 bytes", decode, b"garbage")
+    refuses("no index", decode_state, encode(Message({"x": torch.zeros(1)})))
 
 
 @pytest.mark.parametrize(

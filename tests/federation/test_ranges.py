@@ -1,6 +1,8 @@
 """Values of recipes: ranges, NaN and infinity, keys without an effect, files in other encodings."""
 
 import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +11,34 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from confed.algorithms.fedprox import FedProx
+from confed.data.options import DrawnOptions, Options
 from confed.federation.algorithm import Algorithm
-from confed.federation.local import Local
-from confed.federation.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, check_fields
+from confed.federation.local import Local, Schedule
+from confed.federation.ranges import (
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    _hints,  # pyright: ignore[reportPrivateUsage]
+    _meaning,  # pyright: ignore[reportPrivateUsage]
+    check_fields,
+)
+from confed.federation.record_privacy import RecordPrivacy
+from confed.federation.robust_mean import RobustMean
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.models.finetuning import Finetuning
 from confed.recipes.recipe import load_recipe
-from confed.recipes.run_section import RunSection
+from confed.recipes.run_section import Asynchronous, KeptFeatures, RunSection
 from confed.registry import algorithms
 from confed.runs.checks import warn_of_ignored
 from confed.system import format as formats
+from confed.tasks.chat import Chat
+from confed.tasks.generation import Generation
+from confed.tasks.multilabel import Multilabel
+from confed.tasks.vqa import VQA
+from confed.unlearning.exact import Approximation
+from refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -57,24 +79,40 @@ def test_a_value_out_of_its_range_is_named(override: str, message: str) -> None:
 
 def test_python_is_told_what_a_recipe_is() -> None:
     for bad in (math.nan, math.inf, True, -1.0):
-        with pytest.raises(ValueError, match=r"^algorithm\.mu must "):
-            FedProx(mu=bad)
-        with pytest.raises(ValueError, match=r"^local\.lr must "):
-            Local(lr=bad)
-    with pytest.raises(ValueError, match=r"algorithm\.accumulator must be one of float32, float64, got 'half'"):
-        FedProx(accumulator="half")  # pyright: ignore[reportArgumentType]
+        refuses(r"^algorithm\.mu must ", FedProx, mu=bad)
+        refuses(r"^local\.lr must ", Local, lr=bad)
+    refuses(r"algorithm\.accumulator must be one of float32, float64, got 'half'", FedProx, accumulator="half")
 
 
-@pytest.mark.parametrize("name", algorithms.names())
-def test_every_number_of_every_method_is_checked(name: str) -> None:
-    """NaN in any number field of any registered method is refused, so none passes by an own ``__post_init__``."""
-    kind = algorithms[name]
-    given: dict[str, Any] = {"rule": "clip"} if name == "robust" else {}
-    good = kind(**given)
-    for field, value in vars(good).items():
-        if isinstance(value, float) and kind.__dataclass_fields__[field].init:
-            with pytest.raises(ValueError, match=rf"^algorithm\.{field} must be a number, got nan"):
-                kind(**{**given, field: math.nan})
+Kind = Callable[..., Any]
+SECTIONS: dict[Kind, dict[str, Any]] = {
+    Approximation: {}, Asynchronous: {}, Chat: {"answers": 3}, Finetuning: {}, KeptFeatures: {}, Local: {},
+    Options: {}, DrawnOptions: {}, RecordPrivacy: {"clip": 1.0}, RobustMean: {"rule": "clip"}, RunSection: {},
+    Schedule: {}, ServerOptimizer: {}, UpdatePrivacy: {"clip": 1.0}, Generation: {"answers": 3},
+    Multilabel: {"answers": 3}, VQA: {"answers": 3},
+    **{algorithms[name]: {"rule": "clip"} if name == "robust" else {} for name in algorithms.names()},
+}  # fmt: skip
+"""What recipes set, and what must be given; tests/golden/interface says which ranges are declared."""
+
+
+def beyond(allowed: Range) -> Iterator[float]:
+    """The nearest values outside a range."""
+    yield math.nan
+    if allowed.low > -math.inf:
+        yield allowed.low if allowed.above else allowed.low - 1
+    if allowed.high < math.inf:
+        yield allowed.high if allowed.below else allowed.high + 1
+
+
+@pytest.mark.parametrize("kind", SECTIONS, ids=lambda kind: kind.__name__)
+def test_every_declared_range_and_choice_is_checked(kind: Kind) -> None:
+    for name, hint in _hints(kind):
+        allowed, options = _meaning(hint)
+        if options:
+            refuses(f"{name} must be ", kind, **{**SECTIONS[kind], name: "no such"})
+        for value in beyond(allowed) if allowed else ():
+            expected = "be a number" if math.isnan(value) else re.escape(str(allowed))
+            refuses(f"{name} must {expected}, got {value}", kind, **{**SECTIONS[kind], name: value})
 
 
 def test_fields_of_all_shapes() -> None:

@@ -1,4 +1,4 @@
-"""Local training against a plain loop, schedules, and the frozen teacher."""
+"""Local training: optimisers, schedules, augmentation, and classes that are not offered."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,16 +10,25 @@ from torch import Tensor, nn
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddc import FedDC
 from confed.algorithms.scaffold import Scaffold
-from confed.engines.local import Simulation
+from confed.data.examples import TableData
+from confed.data.table import Table
+from confed.engines.local import Simulation, Workspace
+from confed.federation.actions import among_offered
+from confed.federation.batches import MIRRORED, training_batches
 from confed.federation.client import Client
+from confed.federation.evaluate import evaluate
+from confed.federation.families.split import _batches
 from confed.federation.local import Local, Schedule, make_optimizer
 from confed.federation.params import Scope
-from confed.federation.protocols import Batch
+from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import derive, generator, isolated, sample_cohort
-from confed.federation.state import MemoryStore
-from confed.federation.teacher import global_logits, teacher
+from confed.federation.state import ClientState, MemoryStore
+from confed.federation.teacher import global_logits, once_per_round, teacher
 from confed.federation.train import Objective, epoch_steps, train
+from confed.recipes.recipe import load_recipe
+from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
+from refusals import refuses
 from toy_runs import client_in, simulated
 
 
@@ -142,8 +151,7 @@ def test_batch_normalisation_needs_two_examples() -> None:
         train(_client(Local(batch_size=1), noisy=True), _objective)
     client = _client(Local(batch_size=4), noisy=True)
     client.data = toy_clients(sizes=(1, 1))["client-1"]
-    with pytest.raises(ValueError, match="has 1 training examples"):
-        train(client, _objective)
+    refuses("has 1 training examples", train, client, _objective)
     for method in (FedAvg(), FedDC(correction="on"), Scaffold("steps")):
         setup = toy_setup(method, clients=toy_clients(sizes=(13, 5, 8)), rounds=2)
         assert not any(record.errors for record in simulated(setup).records)
@@ -233,10 +241,8 @@ def test_cohorts_are_sorted_without_repeats_and_fair() -> None:
         for number in cohort:
             counts[number] += 1
     assert all(100 < count < 200 for count in counts)
-    with pytest.raises(ValueError, match="at least one client"):
-        sample_cohort(0, 1, 0, 0)
-    with pytest.raises(ValueError, match="between 1 and 5 clients, got 6"):
-        sample_cohort(5, 6, 0, 0)
+    refuses("at least one client", sample_cohort, 0, 1, 0, 0)
+    refuses("between 1 and 5 clients, got 6", sample_cohort, 5, 6, 0, 0)
 
 
 def test_clients_with_few_or_no_examples() -> None:
@@ -254,8 +260,7 @@ def test_when_everybody_fails_the_run_says_why() -> None:
 
 
 def test_a_federation_without_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one client, got 0"):
-        Simulation(toy_setup(FedAvg(), clients={}), MemoryStore())
+    refuses("at least one client, got 0", Simulation, toy_setup(FedAvg(), clients={}), MemoryStore())
 
 
 def test_what_came_is_in_the_order_of_the_model() -> None:
@@ -337,7 +342,150 @@ def test_a_methods_rates_scale_single_tensors() -> None:
 
 
 def test_a_horizon_needs_a_schedule_and_epochs() -> None:
-    with pytest.raises(ValueError, match="must be 0 with it, got 3"):
-        Local(schedule=Schedule("linear", horizon=2), iterations=3)
-    with pytest.raises(ValueError, match="horizon needs a"):
-        Local(schedule=Schedule(horizon=2))
+    refuses("must be 0 with it, got 3", Local, schedule=Schedule("linear", horizon=2), iterations=3)
+    refuses("horizon needs a", Schedule, horizon=2)
+
+
+N = 40
+
+
+def pictures() -> TableData:
+    """Every picture has its number in its left column and zeros elsewhere."""
+    images = torch.zeros(N, 3, 2, 4, dtype=torch.uint8)
+    images[:, :, :, 0] = torch.arange(1, N + 1, dtype=torch.uint8).view(-1, 1, 1)
+    old = toy_clients(sizes=(N,))["client-0"].tables[0]
+    table = Table(images, torch.arange(N), old.columns)
+    return TableData(table, table, table)
+
+
+def client(data: object, round: int = 0, name: str = "client-1", seed: int = 0, **local: object) -> Client:
+    settings = Local(**{"epochs": 2, "batch_size": 7, "augment": "flip", **local})  # pyright: ignore
+    setup = toy_setup(FedAvg(), local=settings)
+    workspace = Workspace(setup.build())
+    info = replace(setup.population.info(1), id=name)
+    made = Client(
+        info, data, workspace.model, workspace.tensors, ToyTask(), settings, ClientState(),  # pyright: ignore
+        workspace.scopes(FedAvg(), info), workspace.initial, round, 3, seed=seed,
+    )  # fmt: skip
+    made.load({name: value.clone() for name, value in workspace.initial.items()})
+    return made
+
+
+def turned(who: Client, purpose: str = "order/0") -> Tensor:
+    """Which examples are mirrored in an epoch, in the examples' order, as their pixels say."""
+    found = torch.zeros(N, dtype=torch.bool)
+    for batch in training_batches(who, purpose):
+        left, right = batch["image"][:, 0, 0, 0], batch["image"][:, 0, 0, 3]
+        assert torch.equal((left + right).long(), batch["index"] + 1)  # either way it is the example's picture
+        assert torch.equal(batch[MIRRORED], left == 0)
+        found[batch["index"]] = left == 0
+    return found
+
+
+def test_a_draw_is_a_function_of_its_seed_and_example() -> None:
+    data = pictures()
+    first = turned(client(data))
+    assert 0.25 < first.float().mean() < 0.75
+    assert torch.equal(first, turned(client(data)))
+    assert torch.equal(first, turned(client(data, batch_size=N)))  # whatever the batches are
+    others = [client(data, round=1), client(data, name="client-2"), client(data, seed=1)]
+    assert all(not torch.equal(first, turned(other)) for other in others)
+    assert not torch.equal(first, turned(client(data), "order/1"))
+
+
+def test_off_by_default_and_never_in_evaluations() -> None:
+    data = pictures()
+    assert Local().augment == "none"
+    for batch in training_batches(client(data, augment="none"), "order/0"):
+        assert MIRRORED not in batch
+        assert (batch["image"][:, 0, 0, 0] > 0).all()
+    for batch in (*data.validation(7), *data.test(7)):
+        assert (batch["image"][:, 0, 0, 0] > 0).all()
+
+
+def test_training_and_split_learning_see_the_same_pictures() -> None:
+    seen: list[Batch] = []
+
+    def objective(model: torch.nn.Module, batch: Batch) -> Iterator[Tensor]:
+        seen.append(batch)
+        yield model(batch).logits.square().mean()
+
+    who = client(pictures())
+    train(who, objective)
+    assert torch.equal(torch.cat([b[MIRRORED] for b in seen[: len(seen) // 2]]).sum(), turned(who).sum())
+    for whole, split in zip(seen, _batches(who, 0), strict=True):
+        assert torch.equal(whole["image"], split["image"])
+
+
+def test_what_a_teacher_keeps_is_of_the_side_that_is_seen() -> None:
+    who, calls = client(pictures(), epochs=6), list[int]()
+
+    def compute(batch: Batch) -> Tensor:
+        calls.append(len(batch["index"]))
+        return batch["image"][:, 0, 0].float()
+
+    kept = once_per_round(who, compute)
+    for epoch in range(6):
+        for batch in training_batches(who, f"order/{epoch}"):
+            assert torch.equal(kept(batch), batch["image"][:, 0, 0].float())
+    assert sum(calls) < 6 * N  # something was looked up
+    plain = once_per_round(client(pictures(), augment="none"), compute)
+    calls.clear()
+    for epoch in range(6):
+        for batch in training_batches(client(pictures(), augment="none"), f"order/{epoch}"):
+            plain(batch)
+    assert sum(calls) == N
+
+
+def test_pictures_with_computed_columns_stay_as_they_are() -> None:
+    data = pictures()
+    data.fixed = True  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(MIRRORED not in batch for batch in training_batches(client(data), "order/0"))
+
+
+def test_regions_are_not_mirrored() -> None:
+    class WithRegions(TableData):
+        def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+            return ({**batch, "regions": torch.zeros(len(batch["index"]), 1, 1)} for batch in super().train(7, rng))
+
+    with pytest.raises(ValueError, match=r'local\.augment must be "none" for a model that reads regions'):
+        next(iter(training_batches(client(WithRegions(*pictures().tables)), "order/0")))
+
+
+@pytest.mark.parametrize("name", ["fedlgt_flair", "fedlgt_flair_fine", "fedlgt_coco", "fedlgt_voc"])
+def test_recipes_of_the_released_code_mirror(name: str) -> None:
+    recipe = load_recipe(name, ["data.root=somewhere"])
+    assert {recipe.method(row).local.augment for row in recipe.table or recipe.methods} == {"flip"}
+    with pytest.raises(ValueError, match=r"local\.augment"):
+        load_recipe(name, ["data.root=somewhere", "local.augment=rotate"])
+
+
+LOGITS = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0]])
+BATCH = {"label": torch.tensor([2, 2]), "offered": torch.tensor([[False, True, True], [True, False, True]])}
+
+
+class Fixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(LOGITS)
+
+    def forward(self, batch: object) -> Output:
+        return Output(self.logits, self.logits)
+
+
+def test_loss_and_accuracy_are_those_among_offered_classes() -> None:
+    task = VQA(3)
+    wanted = -torch.stack([LOGITS[0, 1:].log_softmax(0)[1], LOGITS[1, [0, 2]].log_softmax(0)[1]]).mean()
+    torch.testing.assert_close(task.loss(Output(LOGITS, LOGITS), BATCH), wanted)
+    assert task.predictions(Output(LOGITS, LOGITS), BATCH).tolist() == [1, 1]
+    assert task.predictions(Output(LOGITS, LOGITS), {"label": BATCH["label"]}).tolist() == [0, 0]
+
+
+def test_recorded_answers_are_offered_ones() -> None:
+    scores: list[tuple[torch.Tensor, torch.Tensor]] = []
+    evaluate(Fixed(), VQA(3), [BATCH], scores=scores)
+    assert scores[0][1].tolist() == [2, 2]
+
+
+def test_batches_without_the_column_are_unchanged() -> None:
+    assert among_offered(LOGITS, {}) is LOGITS

@@ -1,7 +1,8 @@
-"""Paired tests against scipy, enumeration and hand computation."""
+"""Statistics of comparisons against SciPy and computations by hand: over seeds, strata, swaps and resampled labels."""
 
 import itertools
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from scipy import stats
 
 from confed.metrics.equivalence import tost
 from confed.metrics.fairness import across_clients, hurt
+from confed.metrics.label_resampling import draws, resampled_class_precision, resampled_overall_f1
+from confed.metrics.multilabel import class_average_precision, label_counts
 from confed.metrics.resampling import bootstrap_of
 from confed.metrics.statistics import (
     detectable,
@@ -18,6 +21,8 @@ from confed.metrics.statistics import (
     smallest_p,
     wilcoxon,
 )
+from confed.metrics.stratified import Strata, flip_interval, macro_mean, sign_flip
+from confed.metrics.swaps import swap_test
 
 A = [71.2, 70.1, 73.5, 69.8, 72.4, 74.0]
 B = [70.0, 70.3, 71.9, 69.1, 71.0, 71.8]
@@ -188,6 +193,262 @@ def test_tost_of_equal_differences_has_no_p_value():
         (lambda: hurt({"a": 1}, {"a": math.inf}), r"reference\['a'\] must be finite, got inf"),
     ],
 )
-def test_errors_name_what_is_wrong(call, message):
+def test_errors_of_statistics(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def answers(rng: np.random.Generator, shape: tuple[int, ...], chance: float = 0.6) -> np.ndarray:
+    return (rng.random(shape) < chance).astype(float)
+
+
+def test_interval_holds_the_mean_over_places() -> None:
+    # A large place where the method is a little better, a small one where it is much worse.
+    large, small = np.zeros((1, 1000)), np.zeros((1, 100))
+    large[0, :60], large[0, 60:90] = 1, -1
+    small[0, :24], small[0, 24:30] = -1, 1
+    found = flip_interval([large, small])
+    assert found is not None
+    assert found.difference == pytest.approx((0.03 - 0.18) / 2)
+    assert found.low < found.difference < found.high < 0
+    pooled = (30 - 18) / 1100
+    assert pooled > 0 > found.high
+    # Its standard error is that of an average of two independent means.
+    error = np.sqrt(large.var() / 1000 + small.var() / 100) / 2
+    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(error, rel=0.05)
+    assert sign_flip([large, small]).difference == found.difference
+
+
+def accepted(strata: Strata, points: float) -> bool:
+    """Whether the sign-flip test at 5 % does not reject a difference, from all sign patterns."""
+    parts = np.concatenate([(d.mean(0) - points) / (d.shape[1] * len(strata)) for d in strata])
+    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(parts))))
+    return bool((np.abs(signs @ parts) >= abs(parts.sum()) - 1e-12).mean() > 0.05)
+
+
+def test_the_interval_holds_what_the_test_does_not_reject() -> None:
+    rng = np.random.default_rng(8)
+    strata = [rng.normal(0.4, 1, (2, n)) for n in (4, 4, 5)]
+    found = flip_interval(strata, resamples=100_000)
+    assert found is not None
+    assert found.n == 13
+    assert found.difference == pytest.approx(macro_mean(strata))
+    width = found.high - found.low
+    for end, inwards in ((found.low, 1), (found.high, -1)):
+        assert accepted(strata, end + 0.03 * inwards * width)
+        assert not accepted(strata, end - 0.03 * inwards * width)
+
+
+def test_an_interval_that_no_signs_support_is_not_given() -> None:
+    five = np.array([[1.0, 0.0, 1.0, 1.0, -1.0]])
+    assert flip_interval([five]) is None  # 2 of 32 patterns are more than 5 %
+    assert flip_interval([np.zeros((1, 50))]) is None
+    assert flip_interval([np.array([[1.0, 0.0, 1.0]]), np.ones((1, 50))]) is None  # three examples of a place
+    six = flip_interval([np.array([[1.0, 0.0, 1.0, 1.0, -1.0, 0.5]])])
+    assert six is not None
+    assert six.low < six.difference < six.high
+    assert six.mirrored.mirrored == six
+    assert (six.mirrored.low, six.mirrored.high) == (-six.high, -six.low)
+
+
+def test_one_place_and_one_seed_is_mcnemar() -> None:
+    rng = np.random.default_rng(1)
+    a, b = answers(rng, (1, 300), 0.7), answers(rng, (1, 300))
+    found, won, lost = sign_flip([a - b]), int((a > b).sum()), int((a < b).sum())
+    assert found.exact
+    assert (found.won, found.lost, found.n) == (won, lost, 300)
+    assert found.p == pytest.approx(stats.binomtest(won, won + lost).pvalue)
+    assert found.smallest_p == pytest.approx(smallest_p(won + lost))
+
+
+def test_sign_flips_agree_with_scipy_on_unequal_places() -> None:
+    rng = np.random.default_rng(2)
+    strata = [rng.normal(0.3, 1, (2, 5)), rng.normal(0.3, 1, (2, 3)), rng.normal(0.3, 1, (2, 4))]
+    parts = np.concatenate([d.mean(0) / (d.shape[1] * 3) for d in strata])
+    expected = stats.permutation_test((parts,), np.sum, permutation_type="samples", n_resamples=2**12)
+    found = sign_flip(strata)
+    assert found.exact
+    assert found.p == pytest.approx(expected.pvalue)
+    assert found.difference == pytest.approx(macro_mean(strata))
+
+
+def test_random_signs_agree_with_counted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    strata = [answers(rng, (1, 80), 0.66) - answers(rng, (1, 80)), answers(rng, (1, 30)) - answers(rng, (1, 30))]
+    exact = sign_flip(strata)
+    monkeypatch.setattr("confed.metrics.stratified._EXACT_UP_TO", 0)
+    drawn, again = sign_flip(strata), sign_flip(strata)
+    assert exact.exact
+    assert not drawn.exact
+    assert drawn.p == again.p == pytest.approx(exact.p, abs=0.02)
+    assert drawn.p >= drawn.smallest_p == 1 / 10_001
+
+
+def test_seeds_with_other_examples_are_averaged() -> None:
+    rng = np.random.default_rng(7)
+    whole = answers(rng, (2, 300)) - answers(rng, (2, 300))
+    partly = whole.copy()
+    partly[0, 200:], partly[1, :100] = np.nan, np.nan  # 100 examples are common to both seeds
+    expected = (whole[0, :200].mean() + whole[1, 100:].mean()) / 2
+    examples = flip_interval([partly])
+    assert examples is not None
+    assert examples.difference == macro_mean([partly]) == pytest.approx(expected)
+    assert examples.low < expected < examples.high
+    # Its spread is that of each example's part, and a little more than with all examples.
+    part = np.nansum(partly / 200, axis=0) / 2
+    assert (examples.high - examples.low) / (2 * 1.96) == pytest.approx(np.sqrt(300 * part.var()), rel=0.06)
+    signs = sign_flip([partly])
+    assert signs.n == 300
+    assert signs.difference == pytest.approx(expected)
+    disjoint = np.full((2, 400), np.nan)
+    disjoint[0, :200], disjoint[1, 200:] = whole[0, :200], whole[1, 100:]
+    assert macro_mean([disjoint]) == pytest.approx(expected)
+
+
+def test_thousands_of_places_draw_less() -> None:
+    rng = np.random.default_rng(6)
+    strata = [answers(rng, (1, 4)) - answers(rng, (1, 4)) for _ in range(800)]
+    found = flip_interval(strata)
+    assert found is not None
+    assert found.low < found.difference < found.high
+    assert sign_flip([rng.normal(size=(1, 4)) for _ in range(800)]).smallest_p == pytest.approx(1 / 1001)
+
+
+@pytest.mark.parametrize(
+    ("strata", "complaint"),
+    [
+        ([], "each place needs differences"),
+        ([np.zeros((1, 0))], "each place needs differences"),
+        ([np.zeros((1, 3)), np.zeros((2, 3))], r"the same seeds, got \[1, 2\]"),
+        ([np.array([[np.inf]])], "must be finite"),
+        ([np.array([[np.nan, np.nan], [0, 1]])], "every seed needs one at every place"),
+    ],
+)
+def test_faulty_differences_are_refused(strata: list[np.ndarray], complaint: str) -> None:
+    for test in (flip_interval, sign_flip):
+        with pytest.raises(ValueError, match=complaint):
+            test(strata)
+
+
+def test_no_difference_at_all() -> None:
+    found = sign_flip([np.zeros((2, 10)), np.zeros((2, 3))])
+    assert (found.p, found.won, found.lost, found.difference) == (1.0, 0, 0, 0.0)
+
+
+def spread(kept: np.ndarray) -> float:
+    return float(kept.max() - kept.min())
+
+
+def test_p_value_is_that_of_all_exchanges() -> None:
+    rng = np.random.default_rng(1)
+    a, b, names = rng.normal(size=8), rng.normal(size=8) * 0.3, np.arange(8)
+    observed = spread(a) - spread(b)
+    every = []
+    for signs in product((False, True), repeat=8):
+        mask = np.array(signs)
+        every.append(spread(np.where(mask, b, a)) - spread(np.where(mask, a, b)))
+    exact = np.mean(np.abs(every) >= abs(observed) - 1e-12)
+    found = swap_test([[(a, b, names)]], spread, draws=20_000)
+    assert found.difference == pytest.approx(observed)
+    assert found.p == pytest.approx(exact, abs=0.015)
+    assert swap_test([[(b, a, names)]], spread, draws=20_000) == found.mirrored
+
+
+def test_it_holds_its_level_in_small_places() -> None:
+    rng = np.random.default_rng(2)
+    rejected = 0
+    for repeat in range(300):
+        places = []
+        for size in (3, 3, 40):
+            both = rng.normal(size=(2, size)) + rng.normal(size=size)
+            places.append([(both[0], both[1], np.arange(size))])
+        rejected += swap_test(places, spread, seed=repeat, draws=99).p <= 0.05
+    assert rejected / 300 < 0.09  # 5 % and three standard errors
+    wide, narrow = 3 * rng.normal(size=60), rng.normal(size=60)
+    assert swap_test([[(wide, narrow, np.arange(60))]], spread).p < 0.01
+
+
+def test_an_example_is_exchanged_in_all_seeds_at_once() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=30), rng.normal(size=30) + 0.8
+    order = rng.permutation(30)
+    one = swap_test([[(a, b, np.arange(30))]], spread)
+    twice = swap_test([[(a, b, np.arange(30)), (a[order], b[order], order)]], spread)
+    assert twice == one  # the same examples again are no further evidence
+
+
+def test_places_without_examples_are_refused() -> None:
+    with pytest.raises(ValueError, match="every place must have test examples"):
+        swap_test([[(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))]], spread)
+
+
+@pytest.fixture
+def predictions() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    truth = rng.random((40, 6)) < np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.0])
+    # Rounded, so that scores tie.
+    scores = np.round(np.clip(0.4 * truth + 0.6 * rng.random((40, 6)), 0, 1), 1)
+    return scores.astype(np.float32), truth.astype(np.uint8)
+
+
+def repeated(array: np.ndarray, times: np.ndarray) -> np.ndarray:
+    return np.repeat(array, times.astype(int), axis=0)
+
+
+def test_draws_are_counts_of_all_examples() -> None:
+    blocks = list(draws(7, 1000, seed=1))
+    drawn = np.concatenate(blocks, axis=1)
+    assert drawn.shape == (7, 1000)
+    assert (drawn.sum(0) == 7).all()
+    assert np.allclose(drawn.mean(1), 1, atol=0.15)
+    assert np.allclose(drawn.var(1), 6 / 7, atol=0.15)
+    assert all((a == b).all() for a, b in zip(blocks, draws(7, 1000, seed=1), strict=True))
+
+
+def test_large_test_sets_are_drawn_in_blocks() -> None:
+    blocks = list(draws(1 << 21, 5))
+    assert [block.shape[1] for block in blocks] == [2, 2, 1]
+    assert all((block.sum(0) == 1 << 21).all() for block in blocks)
+
+
+@pytest.mark.parametrize("undefined", ["zero", "omit"])
+def test_class_precision_is_that_of_repeated_examples(predictions: tuple[np.ndarray, np.ndarray], undefined) -> None:
+    scores, truth = predictions
+    found = resampled_class_precision(scores, truth, undefined, resamples=50, seed=2)
+    (drawn,) = draws(40, 50, seed=2)
+    for value, times in zip(found, drawn.T, strict=True):
+        s, y = repeated(scores, times), repeated(truth, times)
+        each = np.nan_to_num(class_average_precision(s, y))
+        assert value == pytest.approx(each.sum() / (6 if undefined == "zero" else 5), abs=1e-6)
+
+
+def test_overall_f1_is_that_of_repeated_examples(predictions: tuple[np.ndarray, np.ndarray]) -> None:
+    scores, truth = predictions
+    found = resampled_overall_f1(scores, truth, 0.5, resamples=50, seed=2)
+    (drawn,) = draws(40, 50, seed=2)
+    for value, times in zip(found, drawn.T, strict=True):
+        s, y = repeated(scores, times), repeated(truth, times)
+        assert value == pytest.approx(label_counts(s, y).summary()["O-F1"])
+
+
+def test_nothing_positive_is_zero() -> None:
+    scores, truth = np.full((3, 2), 0.2, np.float32), np.zeros((3, 2), np.uint8)
+    assert resampled_class_precision(scores, truth, "omit", resamples=4).tolist() == [0.0] * 4
+    assert resampled_overall_f1(scores, truth, 0.5, resamples=4).tolist() == [0.0] * 4
+
+
+ONES = np.ones((2, 2), np.float32)
+
+
+@pytest.mark.usefixtures("faulty_arguments")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: resampled_class_precision(ONES, np.ones((2, 3))), r"one shape \(N, C\), got \(2, 2\) and \(2, 3\)"),
+        (lambda: resampled_overall_f1(ONES * np.nan, ONES, 0.5), "got NaN"),
+        (lambda: list(draws(0)), "at least one example"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, message) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,9 +1,10 @@
-"""Comparing methods over seeds and examples."""
+"""Comparisons of methods: differences and tests, verdicts, and families of tests of sweeps."""
 
 import csv
 import io
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 from scipy import stats
 
-from confed.comparison.paired import Difference
-from confed.report.comparison import Comparison, compare
+from confed.comparison.paired import LEVEL, Difference
+from confed.metrics.statistics import holm
+from confed.report.comparison import Comparison, compare, compare_runs, verdict
+from confed.report.tables.sweep import finished_stages
+from confed.results.runs import StudyResults, load
+from confed.results.sweep import Point, Sweep
 from refusals import refuses
 from synthetic_study import CLIENTS, changed, make_run, make_study
 
@@ -335,3 +340,156 @@ def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:
     refuses("at least one run or study", compare, [])
     refuses("at least one of local, fedavg", compare, [study], reference=[])
     refuses(r"margin must lie between 0 and 1 .* got 1", compare, [study], margin=1)
+
+
+SPREAD = [0.000, 0.004, -0.003, 0.002, -0.001]
+NOISE = [0.003, -0.004, 0.002, -0.003, 0.004]
+
+
+def with_values(folder: Path, values: Mapping[str, Sequence[float]], key: str = "personal_mean") -> None:
+    """Other means of the methods' seeds."""
+    for method, own in values.items():
+        for seed, value in enumerate(own):
+            changed(folder / method / f"seed-{seed}", **{key: value})
+
+
+def compared(folder: Path) -> tuple[StudyResults, Comparison]:
+    judged = load(folder)
+    return judged, compare_runs(judged.runs)
+
+
+def personal(folder: Path) -> str:
+    text = verdict(*compared(folder))
+    return text[: text.index(" The global model")]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    """Five seeds: FedP³ is best, FedProx close to it, the others far behind; central is ten points ahead of local."""
+    folder = make_study(tmp_path / "study", seeds=5)
+    values = {
+        "fedp3": [0.80 + s for s in SPREAD], "fedprox": [0.798 + s + n for s, n in zip(SPREAD, NOISE, strict=True)],
+        "fedavg": [0.7 + s + n for s, n in zip(SPREAD, NOISE, strict=True)],
+        "local": [0.6 + 2 * s for s in SPREAD], "central": [0.9 - s for s in SPREAD],
+    }  # fmt: skip
+    with_values(folder, values)
+    return folder
+
+
+def test_two_plain_sentences(judged: Path) -> None:
+    assert personal(judged) == (
+        "Personal models on their own clients' data: FedP³ has the highest mean (80.0 %), 0.2 points ahead of FedProx. "
+        "Over 5 seeds FedP³ is ahead of Local and FedAvg (p below 0.001); the difference of FedP³ to FedProx may be "
+        "noise (p at least 0.764; a true difference of 0.6 points would show in 4 of 5 cases)."
+    )
+    single = load(judged / "fedavg" / "seed-0")
+    assert verdict(single, compare_runs(single.runs)) == ""
+
+
+def test_verdict_and_tables_cannot_disagree(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = make_study(tmp_path / "study", seeds=5)
+    methods = ("local", "fedavg", "fedprox", "fedp3")
+    outcomes: set[str] = set()
+    for _ in range(6):
+        means = rng.uniform(0.55, 0.62, len(methods))
+        values = {m: (mean + rng.normal(0, 0.008, 5)).tolist() for m, mean in zip(methods, means, strict=True)}
+        with_values(folder, values | {"central": [0.9] * 5})
+        text, best = personal(folder), max(values, key=lambda m: float(np.mean(values[m])))
+        comparison = compare_runs(load(folder).runs, best)
+        table = comparison.table()
+        ahead, _, level = text.partition("the difference of")
+        for row in table.rows:
+            others = [comparison.labels[m] for m in methods if m != best]
+            if row[0].text != "personal on own data" or row[1].text not in others:
+                continue
+            claimed = f" {row[1].text}" in ahead.partition("is ahead of")[2] or "every other method" in ahead
+            p = row[[c.full_title for c in table.columns].index("over seeds p")].value
+            assert p is not None
+            assert claimed == (p <= LEVEL) == row[4].text.endswith("*")
+            assert claimed != (f" {row[1].text}" in level or "any other method" in level)
+            outcomes.add(f"{claimed}")
+    assert outcomes == {"True", "False"}
+
+
+def test_few_seeds_are_judged_on_examples(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", seeds=1)
+    with_values(folder, {"central": [0.99]})
+    _, comparison = compared(folder)
+    text = personal(folder)
+    best = text.partition("clients' data: ")[2].split(" ")[0]
+    assert f"On these test examples (1 seed, others may differ) {best}" in text
+    tested = [d for d in comparison.pairs if d.measure == "personal_mean" and "central" not in (d.method, d.reference)]
+    assert len(tested) == 6
+    assert all(d.examples_p is not None and d.seeds_p is None for d in tested)
+
+
+def test_a_measure_without_headroom_cannot_be_judged(judged: Path) -> None:
+    with_values(judged, {"central": [0.64] * 5})
+    text = personal(judged)
+    said = "gate a fails, Central is 3.9 points ahead of Local and at least 5 ahead are needed"
+    assert text.endswith(f"Nothing can be judged here: {said}.")
+    assert "noise" not in text
+    with_values(judged, {"central": [0.651] * 5})
+    assert "Nothing can be judged" not in personal(judged)
+
+
+def test_unseen_places_have_a_gate_of_their_own(judged: Path) -> None:
+    key = "global_unseen_mean"
+    with_values(judged, {"fedavg": [0.6] * 5, "central": [0.567] * 5, "fedp3": [0.61] * 5, "fedprox": [0.5] * 5}, key)
+    text = verdict(*compared(judged))
+    assert "Nothing can be judged" not in text[: text.index("The global model")]
+    assert text.endswith("gate a fails, Central is 3.3 points behind FedAvg and at least 5 ahead are needed.")
+    with_values(judged, {"central": [0.65] * 5}, key)
+    assert "Nothing can be judged" not in verdict(*compared(judged))
+
+
+def test_equal_seeds_are_level_and_shifts_untested(judged: Path) -> None:
+    best = [0.80 + s for s in SPREAD]
+    with_values(judged, {"fedprox": best, "fedavg": [v - 0.1 for v in best]})
+    text = personal(judged)
+    assert "FedAvg is not tested" in text
+    assert "may be noise (p at least 1.000" in text
+    assert "share the highest mean (80.0 %)" in text
+
+
+def test_a_sweep_s_table_is_one_family_of_all_pairs(tmp_path: Path) -> None:
+    points = []
+    for value in ("1", "2"):
+        make_study(tmp_path / value, seeds=3)
+        points.append(Point({"data.shards": value}, value))
+    found = finished_stages(tmp_path, Sweep("fedvqa_scenes", "data.shards", tuple(points), ("fedavg",)))
+    assert [stage.measure for stage in found] == ["personal_mean"] * 2
+    pairs = [(i, d) for i, stage in enumerate(found) for d in stage.comparison.pairs if d.measure == stage.measure]
+    assert len(pairs) == 2 * 10  # five methods at two values
+    p = {
+        f"{i} {d.reference} {d.method}": d.over_seeds.p for i, d in pairs if d.over_seeds and d.over_seeds.p is not None
+    }
+    expected = holm(p, tests=20).adjusted
+    for i, stage in enumerate(found):
+        assert set(stage.differences) == {"local", "fedprox", "fedp3", "central"}
+        for method, d in stage.differences.items():
+            assert d.reference == "fedavg"
+            key = next(key for key in expected if set(key.split()) == {str(i), "fedavg", method})
+            assert d.seeds_p == pytest.approx(expected[key])
+
+
+def test_pairs_without_a_common_seed_count_in_the_family(tmp_path: Path) -> None:
+    study = make_study(tmp_path / "1", seeds=2)
+    index = json.loads((study / "summary.json").read_text())
+    index["runs"] = [run for run in index["runs"] if run["method"] != "local"]
+    make_run(study / "local/seed-7", "local", 7)
+    index["runs"].append({"method": "local", "seed": 7, "folder": "local/seed-7"})
+    (study / "summary.json").write_text(json.dumps(index))
+    sweep = Sweep("fedvqa_scenes", "data.shards", (Point({"data.shards": "1"}, "1"),), ("fedavg",))
+    (stage,) = finished_stages(tmp_path, sweep)
+    tested = {method: d.over_seeds.p for method, d in stage.differences.items() if d.over_seeds and d.over_seeds.p}
+    assert set(tested) == {"fedprox", "fedp3", "central"}
+    pairs = [d for d in stage.comparison.pairs if d.measure == stage.measure and d.over_seeds and d.over_seeds.p]
+    smallest = min(pairs, key=lambda d: d.over_seeds.p if d.over_seeds and d.over_seeds.p else 1.0)
+    assert smallest.seeds_p == pytest.approx(min(1.0, 10 * smallest.over_seeds.p))  # ten pairs, six of them tested
+    measured = [d for d in stage.comparison.pairs if d.measure == stage.measure]
+    for method, d in stage.differences.items():
+        own = next(pair for pair in measured if {pair.method, pair.reference} == {method, "fedavg"})
+        assert d.seeds_p == own.seeds_p
+        assert d.examples_p == own.examples_p

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from confed.report.figures.save import save_figures
+from confed.report.figures.save import figures
 from confed.report.report import render
 from confed.report.sections import privacy_curve
 from confed.report.sections.privacy_curve import accuracy_against_epsilon, curves, section
@@ -65,6 +65,7 @@ def test_a_curve_is_of_rows_that_differ_in_noise_alone(monkeypatch: pytest.Monke
     assert rows == {"bicsl (off)": ["low", "off"], "bicsl (butd)": ["butd"], "bicsl (distinct)": ["distinct"]}
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_report_and_figures_of_a_noised_study_have_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"fedavg": "", "fedprox": "clip = 1.0\nnoise = 4.0\n", "fedp3": "clip = 1.0\nnoise = 9.0\n"}
     for row, noise in rows.items():
@@ -80,13 +81,12 @@ def test_report_and_figures_of_a_noised_study_have_the_curve(tmp_path: Path, mon
     part = html[html.index('id="privacy"') : html.index("</section>", html.index('id="privacy"'))]
     assert "<svg" in part
     assert [part.count(f">{text}</td>") for text in ("2.5", "1.11", "∞")] == [1, 1, 1]
-    names = [path.name for path in save_figures(tmp_path, tmp_path / "figures")]
-    assert "accuracy-by-epsilon.png" in names
+    assert figures()["accuracy-by-epsilon"](load(tmp_path)) is not None
     monkeypatch.setattr(privacy_curve, "available", lambda: False)
     assert "pip install '.[privacy]' -c constraints.txt" in render(load(tmp_path)).replace("&#x27;", "'").replace(
         "&#39;", "'"
     )
-    assert "accuracy-by-epsilon.png" not in [path.name for path in save_figures(tmp_path, tmp_path / "without")]
+    assert figures()["accuracy-by-epsilon"](load(tmp_path)) is None
 
 
 def test_without_noise_there_is_no_drawing() -> None:

@@ -19,6 +19,7 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.report import write_report
 from confed.results.folder import RunFolder
 from confed.runs.run import prepare, run
+from refusals import refuses
 
 TINY = """
 [algorithm]
@@ -75,8 +76,7 @@ def losses_of(folder: Path) -> list[dict[str, float]]:
 
 def test_models_that_write_no_free_answers_are_refused() -> None:
     recipe = load_recipe("fedvqa_scenes", ["algorithm.name=fedavg", "task.name=chat", "study.methods=[]"])
-    with pytest.raises(ValueError, match=r"the model .vilt_mini. writes no free answers: set model.name"):
-        prepare(recipe)
+    refuses(r"the model .vilt_mini. writes no free answers: set model.name", prepare, recipe)
 
 
 def test_answers_are_written_by_global_and_personal_models_and_shown(tmp_path: Path) -> None:
@@ -150,8 +150,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_work_is_refused_before_the_first_round(override: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        prepare(tiny(tmp_path, override))
+    refuses(re.escape(message), prepare, tiny(tmp_path, override))
 
 
 def own_data(folder: Path) -> str:
@@ -189,10 +188,7 @@ def test_conversations_are_pooled_and_need_the_task_chat(tmp_path: Path) -> None
     (tmp_path / "tiny.toml").write_text(TINY.partition("[data]")[0] + OWN.replace("ROOT", own_data(tmp_path)))
     assert run(load_recipe(tmp_path / "tiny.toml", ["algorithm.name=central"]), tmp_path / "run")["metric"] == "exact"
     recipe = load_recipe(tmp_path / "tiny.toml", ["task.name=generation"])
-    with pytest.raises(
-        ValueError, match=r"'chat_records' has conversations of several turns or pictures: set task.name"
-    ):
-        prepare(recipe)
+    refuses(r"'chat_records' has conversations of several turns or pictures: set task.name", prepare, recipe)
 
 
 def test_pictures_without_as_many_tokens_as_features_are_refused(
@@ -203,8 +199,7 @@ def test_pictures_without_as_many_tokens_as_features_are_refused(
     real = Placeholder.tokens
     monkeypatch.setattr(Placeholder, "tokens", lambda self, picture: [*real(self, picture), 4])
     monkeypatch.setattr(Placeholder, "fault", lambda self, conversation: "")
-    with pytest.raises(ValueError, match=r"has 17 tokens in a prompt and 16 features of the picture encoder"):
-        prepare(tiny(tmp_path))
+    refuses(r"has 17 tokens in a prompt and 16 features of the picture encoder", prepare, tiny(tmp_path))
 
 
 def test_loss_of_written_answers_falls(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from confed.deployment.site import site_recipe
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.grants import PATHS, asks_of, check_grants, local_paths
 from confed.studies.published_sources import Published
+from refusals import refuses
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -87,12 +88,10 @@ def test_a_recipe_from_elsewhere_gets_nothing_that_was_not_granted(tmp_path: Pat
     check_grants(foreign, "x.json", given={"data.root": "/data/coco"})
     check_grants(foreign, "x.json", Path("/data"))
     registry.grant("network")
-    with pytest.raises(ValueError, match="--grant disk"):
-        check_grants(foreign, "x.json")
+    refuses("--grant disk", check_grants, foreign, "x.json")
     registry.grant("disk")
     check_grants(foreign, "x.json")
-    with pytest.raises(ValueError, match="--grant must be network or disk"):
-        registry.grant("everything")
+    refuses("--grant must be network or disk", registry.grant, "everything")
 
 
 def test_a_grant_in_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +108,7 @@ def published(source: str) -> Published:
 
 def test_a_published_recipe_is_one_from_elsewhere(tmp_path: Path) -> None:
     for source in ("https://x.example/row.json", str(tmp_path / "row.json")):
-        with pytest.raises(ValueError, match="came from elsewhere"):
-            published(source).recipe(0, [])
+        refuses("came from elsewhere", published(source).recipe, 0, [])
         assert published(source).recipe(0, ["data.root=/data/coco"]).run.seed == 0
     assert published("/data/row.json").recipe(0, []).run.seed == 0  # data beside it
 
@@ -119,8 +117,7 @@ def test_a_sites_recipe_is_one_from_elsewhere(tmp_path: Path, capfd: pytest.Capt
     file = tmp_path / "kit" / "recipe.toml"
     file.parent.mkdir()
     file.write_text(recipe("study.methods=[]", "data.name=coco", "data.root=/data/coco").to_toml())
-    with pytest.raises(ValueError, match="came from elsewhere"):
-        site_recipe(file, handed_out=True)
+    refuses("came from elsewhere", site_recipe, file, handed_out=True)
     assert site_recipe(file, ["root=/data/coco"], handed_out=True).run.rounds
     words = ["client", str(file), "--site", "a", "--insecure", "--key", str(tmp_path / "none")]
     for more, line in (

@@ -21,6 +21,7 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import tokenizer_options
 from confed.runs.run import run
+from refusals import refuses
 
 TINY = (
     "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=24",
@@ -60,8 +61,7 @@ def test_an_answer_outside_the_vocabulary_names_the_example() -> None:
     ],
 )
 def test_examples_whose_columns_do_not_fit_are_refused(change: dict, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        replace(_examples(), **change)
+    refuses(complaint, replace, _examples(), **change)
 
 
 def test_pooling_shares_pictures_and_keeps_rows() -> None:
@@ -84,8 +84,7 @@ def test_a_client_with_one_example_takes_part(tmp_path: Path) -> None:
 
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ValueError, match=r"exists already; continue it with `confed resume"):
-        run(_tiny(), tmp_path)
+    refuses(r"exists already; continue it with `confed resume", run, _tiny(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
@@ -142,8 +141,7 @@ def test_a_full_disk_stops_the_run_and_it_can_go_on(tmp_path: Path, monkeypatch:
 
 def test_a_run_without_clients(tmp_path: Path) -> None:
     recipe = load_recipe("fedvqa_scenes", ["data.name=test_run_bad_input:nobody"]).method("fedavg")
-    with pytest.raises(ValueError, match="has no clients; a federation needs at least one"):
-        run(recipe, tmp_path / "run")
+    refuses("has no clients; a federation needs at least one", run, recipe, tmp_path / "run")
 
 
 def nobody():

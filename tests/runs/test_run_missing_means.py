@@ -14,6 +14,7 @@ from confed.models.tokenizer import bert_tokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.study import open_study
+from refusals import refuses
 
 assert toy_federation.squares
 TINY = (
@@ -30,12 +31,9 @@ def test_a_missing_graphics_card_is_said_before_anything(tmp_path: Path, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     recipe = _recipe("run.device=cuda", "model.name=vilt_tiny")
     expected = "run.device is 'cuda', and PyTorch finds no CUDA device on this machine"
-    with pytest.raises(ValueError, match=expected):
-        run(recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=expected):
-        open_study(recipe.with_rows(["fedavg"]), tmp_path / "study", [0])
-    with pytest.raises(ValueError, match=expected):
-        open_site(recipe, "warm", tmp_path / "private")
+    refuses(expected, run, recipe, tmp_path / "run")
+    refuses(expected, open_study, recipe.with_rows(["fedavg"]), tmp_path / "study", [0])
+    refuses(expected, open_site, recipe, "warm", tmp_path / "private")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,8 +41,7 @@ def test_weights_that_are_none_leave_no_folder(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
     recipe = _recipe(f"model.pretrained={picture}", "model.name=vilt_mini")
-    with pytest.raises(ValueError, match=r"picture\.png is no weights file that `confed weights pretrain` wrote"):
-        run(recipe, tmp_path / "run")
+    refuses(r"picture\.png is no weights file that `confed weights pretrain` wrote", run, recipe, tmp_path / "run")
     assert list(tmp_path.iterdir()) == [picture]
 
 
@@ -53,8 +50,7 @@ def test_tensors_of_others_are_no_weights_of_ours(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"w": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="lacks its words and answers"):
-        describe(tmp_path / "other.safetensors")
+    refuses("lacks its words and answers", describe, tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -80,15 +76,13 @@ def test_no_request_leaves_for_a_folder_with_a_slip(monkeypatch: pytest.MonkeyPa
         def from_pretrained(*arguments: object, **options: object) -> None:
             raise AssertionError("asked the hub")
 
-    with pytest.raises(ValueError, match="'weights/mistyped': there is no such folder"):
-        published(Kind, "weights/mistyped", 0)
+    refuses("'weights/mistyped': there is no such folder", published, Kind, "weights/mistyped", 0)
     with pytest.raises(AssertionError, match="asked the hub"):
         published(Kind, "owner/name", 0)
     monkeypatch.setattr("tokenizers.Tokenizer", Kind)
     with pytest.raises(ValueError, match="expected a vocabulary file, a folder or a hub name, got 'weights/mistyped'"):
         bert_tokenizer("weights/mistyped", 8)
-    with pytest.raises(ValueError, match="'owner/name' is a name on the Hugging Face hub and could not be fetched"):
-        bert_tokenizer("owner/name", 8)
+    refuses("'owner/name' is a name on the Hugging Face hub and could not be fetched", bert_tokenizer, "owner/name", 8)
 
 
 def test_a_run_opens_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

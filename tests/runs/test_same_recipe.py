@@ -19,6 +19,7 @@ from confed.studies.runner import run_study
 from confed.studies.study import open_study
 from confed.system.events import JobStarted, RunProgress
 from confed.system.processor import CHOICES, check_pinned, machine_differences, pin
+from refusals import refuses
 
 assert toy_federation.squares
 TINY = (
@@ -62,8 +63,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_changed_recipe_is_refused_by_key(halfway: Path, more: Sequence[str], named: str) -> None:
     before = {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=f"the run began with .*({named})"):
-        run(_recipe(*more), halfway, resume=True)
+    refuses(f"the run began with .*({named})", run, _recipe(*more), halfway, resume=True)
     assert {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()} == before
 
 
@@ -94,8 +94,7 @@ def test_a_study_is_not_finished_with_another_recipe(tmp_path: Path) -> None:
         run_study(root, stop)
     recipe = root / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.5"))
-    with pytest.raises(ValueError, match=r"local.seed-0: the run began with local\.lr=0\.003, now 0\.5"):
-        run_study(root)
+    refuses(r"local.seed-0: the run began with local\.lr=0\.003, now 0\.5", run_study, root)
     assert not (root / "fedprox").exists()
 
 
@@ -144,9 +143,7 @@ def test_the_variable_pins_the_instructions_of_all_libraries(monkeypatch: pytest
     )  # fmt: skip
     assert used.stdout.strip() == "DEFAULT"
     monkeypatch.setenv("CONFED_CPU", "abacus")
-    with pytest.raises(ValueError, match="CONFED_CPU must be one of default, avx2, avx512, got 'abacus'"):
-        check_pinned()
+    refuses("CONFED_CPU must be one of default, avx2, avx512, got 'abacus'", check_pinned)
     monkeypatch.setenv("CONFED_CPU", "avx2")
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
-    with pytest.raises(ValueError, match="CONFED_CPU=avx2, and PyTorch uses AVX512"):
-        check_pinned()
+    refuses("CONFED_CPU=avx2, and PyTorch uses AVX512", check_pinned)

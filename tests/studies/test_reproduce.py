@@ -30,6 +30,7 @@ from confed.studies.published_sources import Published, read_published
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import free_folder, open_study
+from refusals import refuses
 from repository import ROOT
 from tiny_runs import TINY
 
@@ -338,8 +339,7 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_faulty_results_file_is_refused(file: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
-    with refused(message):
-        changed(file, change)
+    refuses(message, changed, file, change)
 
 
 @pytest.mark.parametrize("name", ["x/../../../victim", "/victim", "..\\victim"])
@@ -361,30 +361,25 @@ def test_what_is_no_result_is_refused(study: Path, tmp_path: Path) -> None:
         (tmp_path, "is no run folder"),
         (study, "is a study: give one of its runs, such as .*seed-0"),
     ]:
-        with refused(message):
-            read_published(str(source))
+        refuses(message, read_published, str(source))
     shutil.copytree(study / "fedavg/seed-0", tmp_path / "old")
     summary = json.loads((tmp_path / "old/summary.json").read_text())
     (tmp_path / "old.json").write_text(json.dumps({k: v for k, v in summary.items() if k != "resolved"}))
-    with refused("this summary has no resolved recipe"):
-        read_published(str(tmp_path / "old.json"))
+    refuses("this summary has no resolved recipe", read_published, str(tmp_path / "old.json"))
     (tmp_path / "old/summary.json").unlink()
-    with refused("is not finished: `confed resume"):
-        read_published(str(tmp_path / "old"))
+    refuses("is not finished: `confed resume", read_published, str(tmp_path / "old"))
 
 
 def test_foreign_code_in_a_published_recipe_is_not_run(file: Path) -> None:
     published = changed(file, lambda row: row["resolved"].update(algorithm={"name": "shutil:rmtree"}))
-    with refused("shutil"):
-        published.recipe(0, [])
+    refuses("shutil", published.recipe, 0, [])
 
 
 def test_seeds_that_differ_in_more_than_the_seed_are_no_row(study: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(study, tmp_path / "study"))
     recipe = other / "fedavg/seed-1/recipe.toml"
     recipe.write_text(recipe.read_text().replace("rounds = 2", "rounds = 3"))
-    with refused(r"a row is one setting, and run\.rounds is 3 here, 2 in"):
-        write_rows(load(other), tmp_path / "results")
+    refuses(r"a row is one setting, and run\.rounds is 3 here, 2 in", write_rows, load(other), tmp_path / "results")
 
 
 def row_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -544,8 +539,7 @@ def of_row(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, An
     ],
 )
 def test_faulty_table_is_refused(table: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
-    with refused(re.escape(message)):
-        changed(table, change, "fedavg")
+    refuses(re.escape(message), changed, table, change, "fedavg")
 
 
 def test_single_row_of_another_method_is_refused(results: Path, study: Path, tmp_path: Path) -> None:
@@ -553,8 +547,7 @@ def test_single_row_of_another_method_is_refused(results: Path, study: Path, tmp
     shutil.copy(folder / "summary.json", alone)
     assert read_published(str(alone), "fedavg").row["method"] == "fedavg"
     for source in (results / f"{NAME}.json", folder, folder / "summary.json", alone):
-        with refused("is a row of fedavg, not of fedprox"):
-            read_published(str(source), "fedprox")
+        refuses("is a row of fedavg, not of fedprox", read_published, str(source), "fedprox")
 
 
 def test_commands_write_and_repeat(study: Path, tmp_path: Path, capfd: Capture) -> None:

@@ -119,18 +119,6 @@ def test_several_answers_weigh_their_share() -> None:
     torch.testing.assert_close(found, -total / (0.75 * 2 + 0.25 + 1))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"metric": "bleu"}, "task.metric must be one of exact, vqa, anls, f1, cider, choice, got 'bleu'"),
-        ({"beams": 0}, "task.beams must be at least 1, got 0"),
-        ({"max_new_tokens": 0}, "task.max_new_tokens must be at least 1, got 0"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict, message: str) -> None:
-    refuses(message, Chat, 3, **options)
-
-
 def test_missing_data_are_named() -> None:
     output, batch = written(1, 2, 3)
     refuses("reading and choosing come first", Chat(3).predictions, output, batch)

@@ -7,11 +7,13 @@ import torch
 from torch.nn import functional
 
 from confed.federation.protocols import Output, Task
+from confed.metrics.retrieval import ranks_of_relevant
 from confed.privacy.membership import example_losses
 from confed.registry import tasks
 from confed.tasks.choice import Choice
 from confed.tasks.entailment import Entailment
 from confed.tasks.nlvr2 import NLVR2
+from confed.tasks.retrieval import Retrieval
 from confed.tasks.vqa import VQA, Headline, Objective, summarise
 from refusals import refuses
 
@@ -147,8 +149,6 @@ def test_labels_outside_the_vocabulary_are_named(label):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: VQA(0), "answers must be at least 1, got 0"),
-        (lambda: VQA(4, "mse"), "objective must be one of ce, bce, kl, got 'mse'"),
         (lambda: VQA(4, types=("a", "a")), "types must be distinct"),
         (lambda: VQA(5).loss(output(LOGITS), {}), r"logits must have shape \(B, 5\), got \(2, 4\)"),
         (lambda: VQA(4, "bce").loss(output(LOGITS), {"type": 0}), r"needs batch\['target'\].*\['type'\]"),
@@ -195,8 +195,7 @@ def test_tasks_of_few_answers(task, name, answers):
         task.loss(output(torch.zeros(5, answers + 1)), {"label": label})
     with pytest.raises(ValueError, match=rf"every label must lie in \[0, {answers}\), got {answers}"):
         task.tally(output(logits), {"label": label + answers - 1})
-    with pytest.raises(ValueError, match=f"objective must be 'ce' for {name}, got 'bce'"):
-        type(task)(objective="bce")
+    refuses(f"objective must be 'ce' for {name}, got 'bce'", type(task), objective="bce")
 
 
 def test_tasks_refuse_other_numbers_of_answers():
@@ -229,5 +228,65 @@ def test_the_headline_may_be_the_other_metric_of_the_batch() -> None:
         assert tally[f"{name}/b"] == (pytest.approx(scores[1]), 2)
     with pytest.raises(ValueError, match="headline 'accuracy' needs batch\\['label'\\]"):
         VQA(3, "bce", headline="accuracy").predictions(scored, {"target": target})
-    with pytest.raises(ValueError, match="headline must be accuracy or vqa_accuracy, got 'best'"):
-        VQA(3, headline="best")  # pyright: ignore[reportArgumentType]
+    refuses("headline must be accuracy or vqa_accuracy, got 'best'", VQA, 3, headline="best")
+
+
+def test_ranks_count_what_is_in_front_of_the_best_relevant_item() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 4.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
+    relevant = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]).bool()
+    assert ranks_of_relevant(scores, relevant).tolist() == [2.0, 4.0, 3.0, float("inf")]
+
+
+def test_loss_of_different_texts_is_that_of_the_librarys_clip() -> None:
+    from transformers.models.clip.modeling_clip import image_text_contrastive_loss
+
+    scores = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([4, 8, 0, 2, 7, 5])
+    found = Retrieval(9).loss(Output(scores, scores), {"label": labels})
+    torch.testing.assert_close(found, image_text_contrastive_loss(scores[:, labels].T))
+
+
+def test_equal_texts_of_a_batch_are_all_right() -> None:
+    """Two pictures of one text and one of another: by hand, from the six probabilities."""
+    scores = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
+    labels = torch.tensor([0, 0, 1])
+    pairs = scores[:, labels]
+    by_rows, by_columns = pairs.log_softmax(1), pairs.log_softmax(0)
+    rows = (by_rows[0, :2].mean() + by_rows[1, :2].mean() + by_rows[2, 2]) / 3
+    columns = (by_columns[:2, 0].mean() + by_columns[:2, 1].mean() + by_columns[2, 2]) / 3
+    torch.testing.assert_close(Retrieval(2).loss(Output(scores, scores), {"label": labels}), -(rows + columns) / 2)
+
+
+def test_recalls_by_hand() -> None:
+    """Three pictures of texts 1, 1 and 3; text 1 is asked about once, and finds any of its two pictures."""
+    scores = torch.tensor([[0.0, 5.0, 1.0, 2.0], [9.0, 3.0, 8.0, 9.0], [0.0, 4.0, 0.0, 1.0]])
+    batch = {"label": torch.tensor([1, 1, 3])}
+    found = Retrieval(4).tally(Output(scores, scores), batch)
+    assert found["tr@1"] == (1.0, 3.0)  # ranks 1, 4 and 2
+    assert found["tr@5"] == (3.0, 3.0)
+    assert found["ir@1"] == (1.0, 2.0)  # text 1: picture 0 first; text 3: picture 2 comes third
+    assert found["ir@5"] == (2.0, 2.0)
+    assert found["pictures"] == (6.0, 2.0)
+    assert Retrieval(4).predictions(Output(scores, scores), batch).tolist() == [1.0, 0.0, 0.0]
+    assert set(found) <= set(Retrieval(4).measures)
+
+
+def test_a_larger_batch_has_more_negatives() -> None:
+    scores = torch.zeros(8, 8)
+    whole = Retrieval(8).loss(Output(scores, scores), {"label": torch.arange(8)})
+    half = Retrieval(8).loss(Output(scores[:4], scores[:4]), {"label": torch.arange(4)})
+    assert whole.item() == pytest.approx(torch.tensor(8.0).log().item())
+    assert half.item() == pytest.approx(torch.tensor(4.0).log().item())
+
+
+@pytest.mark.parametrize(
+    ("scores", "batch", "message"),
+    [
+        (torch.zeros(2, 3), {"x": torch.zeros(2)}, "needs batch\\['label'\\]"),
+        (torch.zeros(2, 5), {"label": torch.zeros(2, dtype=torch.int64)}, "scores of 3 texts"),
+        (torch.zeros(1, 3), {"label": torch.tensor([3])}, "must lie in \\[0, 3\\), got \\[3\\]"),
+    ],
+)
+def test_bad_input_says_what_was_expected(scores: torch.Tensor, batch: dict[str, torch.Tensor], message: str) -> None:
+    refuses(message, Retrieval(3).loss, Output(scores, scores), batch)
+    refuses("at least 2 texts, got 1", Retrieval, 1)

@@ -359,12 +359,10 @@ def test_a_faulty_command_is_refused_in_one_line(
 def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "recorder", Backend("json", ""))
     monkeypatch.setattr(Backend, "load", lambda self: Recorder())
-    with pytest.raises(ValueError, match="is neither a run, a study nor a sweep"):
-        list(track(tmp_path, "recorder"))
+    refuses("is neither a run, a study nor a sweep", list, track(tmp_path, "recorder"))
     damaged = make_run(tmp_path / "run", "fedavg")
     (damaged / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary\.json"):
-        list(track(damaged, "recorder"))
+    refuses(r"summary\.json", list, track(damaged, "recorder"))
 
 
 def test_tool_that_cannot_be_imported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,8 +371,7 @@ def test_tool_that_cannot_be_imported(run: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(BACKENDS, "broken", Backend("json", ""))
     monkeypatch.setattr(Backend, "load", lambda self: broken)
-    with pytest.raises(ValueError, match="json is installed and cannot be imported: cannot import name 'service'"):
-        list(track(run, "broken"))
+    refuses("json is installed and cannot be imported: cannot import name 'service'", list, track(run, "broken"))
 
 
 def test_missing_trackio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,6 +381,5 @@ def test_missing_trackio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_servers_of_trackio_are_refused(run: Path, databases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_SERVER_URL", "http://localhost:1")
-    with pytest.raises(ValueError, match="TRACKIO_SERVER_URL is set"):
-        next(iter([BACKENDS["trackio"].load()(tracked_runs(run)[0], "")]))
+    refuses("TRACKIO_SERVER_URL is set", next, iter([BACKENDS["trackio"].load()(tracked_runs(run)[0], "")]))
     assert os.environ["TRACKIO_DIR"] == str(databases)

@@ -23,6 +23,7 @@ from confed.runs.run import run
 from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 from confed.unlearning.exact import Approximation, ascend, folder_without, forget
+from refusals import refuses
 from toy_runs import client_in
 
 TINY = (
@@ -112,8 +113,7 @@ def test_interrupted_forgetting_is_continued_by_the_same_call(whole: Path, forgo
     result = forget(whole, "natural", tmp_path / "forgotten")
     assert forget(whole, "natural", tmp_path / "forgotten") == result
     assert _bytes(tmp_path / "forgotten") == _bytes(forgotten)
-    with pytest.raises(ValueError, match="exists already and is not the same request"):
-        forget(whole, "sports", tmp_path / "forgotten")
+    refuses("exists already and is not the same request", forget, whole, "sports", tmp_path / "forgotten")
 
 
 def test_an_unfinished_run_can_be_forgotten_exactly_only(tmp_path: Path) -> None:
@@ -123,8 +123,7 @@ def test_an_unfinished_run_can_be_forgotten_exactly_only(tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         run(_tiny(), tmp_path / "half", progress=stop)
-    with pytest.raises(ValueError, match="is not finished"):
-        forget(tmp_path / "half", "natural", approximate=Approximation())
+    refuses("is not finished", forget, tmp_path / "half", "natural", approximate=Approximation())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half"]
     result = forget(tmp_path / "half", "natural")
     assert result["original"]["auc"] is None
@@ -133,10 +132,8 @@ def test_an_unfinished_run_can_be_forgotten_exactly_only(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_forgotten(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no client is called 'nobody'; there are transport"):
-        forget(whole, "nobody", tmp_path / "out")
-    with pytest.raises(ValueError, match="not a run folder"):
-        forget(tmp_path, "sports", tmp_path / "out")
+    refuses("no client is called 'nobody'; there are transport", forget, whole, "nobody", tmp_path / "out")
+    refuses("not a run folder", forget, tmp_path, "sports", tmp_path / "out")
     pooled, one, study = (tmp_path / name for name in ("pooled", "one", "study"))
     for folder, change in (
         (pooled, "algorithm.name=central"),
@@ -146,15 +143,11 @@ def test_what_cannot_be_forgotten(whole: Path, tmp_path: Path) -> None:
         (folder / "recipe.toml").write_text(_tiny("run.joins={}", change).to_toml())
     study.mkdir()
     (study / "summary.json").write_text('{"runs": []}')
-    with pytest.raises(ValueError, match="pooled run"):
-        forget(pooled, "sports")
-    with pytest.raises(ValueError, match="'sports' is the only client"):
-        forget(one, "sports")
-    with pytest.raises(ValueError, match="is a study"):
-        forget(study, "sports")
+    refuses("pooled run", forget, pooled, "sports")
+    refuses("'sports' is the only client", forget, one, "sports")
+    refuses("is a study", forget, study, "sports")
     for change in ({"rounds": 0}, {"radius": 0.0}, {"lr": -1.0}):
-        with pytest.raises(ValueError, match=next(iter(change))):
-            Approximation(**change)
+        refuses(next(iter(change)), Approximation, **change)
     assert not (tmp_path / "out").exists()
 
 
@@ -293,10 +286,8 @@ def test_auc_counts_pairs() -> None:
     assert attack_auc(torch.tensor(members), torch.tensor(others)) == pytest.approx(statistic / (37 * 53), abs=1e-15)
     same = torch.ones(4)
     assert attack_auc(same, same) == 0.5
-    with pytest.raises(ValueError, match="members must be losses"):
-        attack_auc(torch.zeros(0), same)
-    with pytest.raises(ValueError, match="others must be finite, got nan"):
-        attack_auc(same, torch.tensor([math.nan]))
+    refuses("members must be losses", attack_auc, torch.zeros(0), same)
+    refuses("others must be finite, got nan", attack_auc, same, torch.tensor([math.nan]))
 
 
 def test_losses_are_each_examples_own() -> None:

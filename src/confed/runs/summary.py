@@ -29,7 +29,7 @@ from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import spent_on_records, summary_of
-from confed.system.packages import packages
+from confed.system.packages import packages, version
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
@@ -77,8 +77,6 @@ LISTED = 1000
 
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
-    from importlib.metadata import version
-
     names = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
     return {"python": platform.python_version(), "confed": VERSION, **{name: version(name) for name in names}}
 

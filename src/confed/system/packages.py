@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ def pandas() -> Any:
 
 
 # Installed packages that a run computes with ------------------------------------------------------------------
+
+
+version = cache(metadata.version)
+"""Version of an installed library, whose description is read once."""
 
 
 @cache

@@ -4,11 +4,9 @@ import heapq
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from importlib.metadata import version
-from pathlib import Path
 
 from confed.federation.messages import Call
+from confed.system.packages import code_digest, version
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
@@ -25,7 +23,7 @@ def fingerprint(threads: int) -> dict[str, str]:
     """Versions and hardware of this process."""
     import torch
 
-    facts = {"confed": VERSION, "source": _source(), "python": platform.python_version()}
+    facts = {"confed": VERSION, "source": code_digest()[:16], "python": platform.python_version()}
     facts |= {name: version(name) for name in LIBRARIES}
     # Of PyTorch the build too: those for CUDA and for processors have the same version number.
     facts["torch"] = str(torch.__version__)
@@ -51,14 +49,6 @@ def hardware_differences(processes: Sequence[Mapping[str, str]]) -> dict[str, li
         if len(values) > 1:
             differences[name] = values
     return differences
-
-
-def _source() -> str:
-    """Digest of the package's source files: a checkout changes without its version."""
-    root, digest = Path(__file__).parents[2], sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 # Measured speed of actors -------------------------------------------------------------------------------------
