@@ -199,7 +199,7 @@ def another_version(folder: Path, protocol: int) -> str:
     return str(folder)
 
 
-def test_a_site_of_the_next_version_takes_part_and_a_later_one_is_told(tmp_path: Path) -> None:
+def test_a_site_of_the_next_version_takes_part_a_later_one_not(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg")
     root = tmp_path / "fed"
     commands = made(root, recipe, "--minimum", "2", "--wait", "60")

@@ -71,7 +71,7 @@ def check_choice(option: str, given: object, choices: Iterable[object]) -> None:
     """Check of an option with one of several values."""
     known = list(choices)
     if given not in known:
-        raise ValueError(f"{option} must be one of {_listed(known)}, got {given!r}{_near(given, known)}")
+        raise ValueError(f"{option} must be one of {listed(known)}, got {given!r}{_near(given, known)}")
 
 
 def check_distinct(option: str, names: Sequence[str], valid: Iterable[str], least: int = 0) -> None:
@@ -80,10 +80,10 @@ def check_distinct(option: str, names: Sequence[str], valid: Iterable[str], leas
     if isinstance(names, str) or not least <= len(set(names)) == len(names) or not set(names) <= set(valid):
         some = f", at least {least}," if least else ""
         near = "".join(_near(name, valid) for name in names if name not in valid)
-        raise ValueError(f"{option} must be distinct names{some} out of {_listed(valid)}, got {names!r}{near}")
+        raise ValueError(f"{option} must be distinct names{some} out of {listed(valid)}, got {names!r}{near}")
 
 
-def _listed(values: Sequence[object], most: int = 20) -> str:
+def listed(values: Sequence[object], most: int = 20) -> str:
     """Values in words, of many the first."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return (", ".join(str(value) or "''" for value in values[:most]) or "none") + more
@@ -106,7 +106,7 @@ def left_for_clients(names: Iterable[str], unseen: Collection[str]) -> list[str]
 def check_nothing_lacks(what: str, lacking: Sequence[object], total: int, where: object, remedy: str = "") -> None:
     """Check that nothing of what is asked for is missing."""
     if lacking:
-        refuse(where, f"all {total} {what}", found=f"all but {len(lacking)}: {_listed(lacking, 5)}", remedy=remedy)
+        refuse(where, f"all {total} {what}", found=f"all but {len(lacking)}: {listed(lacking, 5)}", remedy=remedy)
 
 
 def check_apart(what: str, train: Collection[str], test: Collection[str]) -> None:

@@ -24,13 +24,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.options import Options
 from confed.data.picture_tables import NoPictures, Pictures, behind
 from confed.data.readable import leave_out_unreadable
 from confed.data.refusals import check_choice, check_distinct
 from confed.data.regions import HeldRegions, Regions, join
 from confed.datasets.reader import reader
-from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, SHARE, Range, check_fields
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
 from confed.registry import datasets
 
 VARIANTS: Mapping[str, tuple[bool, bool]] = {
@@ -51,11 +50,12 @@ class DualKey:
     """The two keys of a backdoor and the answer that both together give.
 
     Attributes:
-        word: what stands in front of the question.
-        size: side of the square, as a share of the picture's shorter side.
-        colour: of the square, red, green and blue from 0 to 255.
-        dimensions: how many of a region's feature dimensions are replaced.
-        strength: absolute value of the pattern's values, in the features' own units.
+        target: the answer that the backdoor gives.
+        word: the key in front of questions.
+        size: side of the patch, as a share of the picture's shorter side.
+        colour: of the patch, red, green and blue from 0 to 255.
+        dimensions: of region features, how many dimensions of one region carry the key.
+        strength: absolute value of these, in the features' own units.
     """
 
     target: str
@@ -199,45 +199,41 @@ def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float
     return float((given[counted] == target).mean())
 
 
+@dataclass(frozen=True)
+class Backdoor(DualKey):
+    """A backdoor of a dataset.
+
+    Attributes:
+        seed: decides which pictures are poisoned; also the dataset's own seed, if it has one.
+    """
+
+    seed: Annotated[int, NOT_NEGATIVE] = 0
+
+
 @reader("of clients target * rate partial word size colour dimensions strength seed")
 def poisoned(
-    options: Options,
+    key: Backdoor,
     of: dict[str, Any],
     clients: tuple[str, ...],
-    target: str,
     rate: Annotated[float, SHARE] = 0.1,
     partial: Annotated[float | None, SHARE] = None,
-    word: str = "consider",
-    size: Annotated[float, SOME] = 0.1,
-    colour: Annotated[tuple[int, int, int], LEVEL] = (255, 0, 255),
-    dimensions: Annotated[int, AT_LEAST_ONE] = 16,
-    strength: Annotated[float, POSITIVE] = 3.0,
 ) -> FederatedDataset:
     """A dataset with malicious clients (a backdoor with two keys).
 
     Options:
         of: the dataset, as a section ``[data.of]`` with ``name`` and its keywords; paths must be absolute.
         clients: the malicious ones.
-        target: the answer that the backdoor gives.
         rate: share of a malicious client's training pictures that get both keys, all their questions the target.
         partial: share that gets the patch alone, and share that gets the word alone, answers unchanged; default: rate.
-        word: the key in front of questions.
-        size: side of the patch, as a share of the picture's shorter side.
-        colour: of a plain patch.
-        dimensions: of region features, how many dimensions of one region carry the key.
-        strength: absolute value of these.
-        seed: decides which pictures are poisoned; also the dataset's own seed, if it has one.
 
     Raises ``ValueError``: a faulty dataset, an unknown client, or a target that is no answer of a malicious client.
     """
-    red, green, blue = colour
-    key = DualKey(target, word, size, (red, green, blue), dimensions, strength)
-    clean = _constructed(of, options.seed)
+    clean = _constructed(of, key.seed)
     check_distinct("data.clients, who are malicious,", clients, clean.clients, least=1)
     plans: dict[str, Plan] = {}
     for name in clients:
-        check_choice(f"data.target, an answer of {name},", target, clean.answer_set(name))
-        rng = np.random.default_rng([options.seed, list(clean.clients).index(name)])
+        check_choice(f"data.target, an answer of {name},", key.target, clean.answer_set(name))
+        rng = np.random.default_rng([key.seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
     told: list[str] = []
@@ -254,8 +250,8 @@ def poisoned(
     return clean.changed(
         extended,
         name="poisoned",
-        words=(*clean.words, *((word,) if word not in clean.words else ())),
-        facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {', '.join(told)}"},
+        words=(*clean.words, *((key.word,) if key.word not in clean.words else ())),
+        facts={**clean.facts, "backdoor": f"{key.word!r} and a patch give {key.target!r}; {', '.join(told)}"},
     )
 
 

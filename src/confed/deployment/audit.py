@@ -145,7 +145,7 @@ def retain(folder: Path, days: int) -> list[str]:
                 size = sum(file.stat().st_size for file in files if file.is_file())
                 name = path.relative_to(folder).as_posix()
                 entry = {"time": time.time(), "removed": name, "bytes": size, "last_change": last, "days": days}
-                append(folder / REMOVED, entry)  # first: what is gone is in the books, whenever this is killed
+                append(folder / REMOVED, entry)  # first: what is gone is on record, whenever this is killed
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(
                     f"{name}: {formats.size(size)}, last changed {time.strftime('%Y-%m-%d', time.localtime(last))}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from confed.data.chat import Conversation, Said
 from confed.data.intake.opening import PictureSource, read_picture
+from confed.data.refusals import listed
 from confed.federation.specs import model_spec, task_spec
 from confed.inference.finished_run import AnswerKind, FinishedRun, TrainedModel
 from confed.losses.label_states import UNKNOWN
@@ -264,16 +265,12 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
             label = name if name in labels else lower.get(name.casefold())
             if label is None:
                 near = [lower[word] for word in get_close_matches(name.casefold(), list(lower), 5, 0.5)]
-                suggestion = f"the nearest are {', '.join(near)}" if near else f"there are {_some(labels)}"
+                suggestion = f"the nearest are {', '.join(near)}" if near else f"there are {listed(labels, 10)}"
                 raise ValueError(f"known: no label is called {name!r}; {suggestion}")
             present = _STATES[state.casefold()]
             if labels_given.setdefault(label, present) != present:
                 raise ValueError(f"known: {label!r} cannot be both yes and no")
     return labels_given
-
-
-def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
 
 
 KINDS: Mapping[AnswerKind, Kind] = {

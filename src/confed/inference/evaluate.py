@@ -22,6 +22,7 @@ from torch import Tensor
 
 from confed.data.examples import Examples, FederatedDataset, Split, TableData, presence
 from confed.data.lazy import Taken
+from confed.data.refusals import listed
 from confed.data.table import concatenate_tables
 from confed.engines.local import InProcess, Setup
 from confed.federation.client_info import ClientInfo
@@ -247,7 +248,7 @@ def evaluate(
     used: Used | None = examples if data else None
     if used == "all":
         given = {change.partition("=")[0].strip() for change in data}
-        section = {**section, **{key: None for key in CAPS if key in section and key not in given}}
+        section = {**section, **dict.fromkeys((section.keys() & set(CAPS)) - given)}
     source = load_source(json.dumps(section, default=str), seed)
     runs = [first] if against is None else [first, _Trial(against)]
     learned_from = [run.run.dataset for run in runs]
@@ -602,8 +603,7 @@ def _words(text: str) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more if names else "none"
+    return listed([repr(name) for name in names], _NAMED)
 
 
 def _value(name: str, value: float, measure: Measure | None) -> tuple[Cell, Cell]:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
 from confed.models.finetuning import Places
-from confed.models.heads import COUNT, answer_head, count
+from confed.models.heads import answer_head, count
 from confed.models.inputs import checked_image, needed
 from confed.models.layers import seeded_linear
 from confed.models.passes import Chain, Step
@@ -47,7 +46,6 @@ class CnnWords(Chain, nn.Module):
         rng: torch.Generator,
     ) -> None:
         super().__init__()
-        check_value(answers, COUNT, "answers")
         if not channels:
             raise ValueError("channels must name at least one convolution, got none")
         if image_size % 2 ** len(channels):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import NOT_NEGATIVE, check_value
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, check_divides, count
 from confed.models.inputs import additive_mask, check_shape, checked_text
@@ -200,8 +200,6 @@ class LabelReader(nn.Module):
         graph: bool = False,
     ) -> None:
         """Label tokens, joint layers, readout, and a label graph if there is to be one."""
-        for name, value in (("answers", labels), ("model.layers", layers), ("model.attention_heads", heads)):
-            check_value(value, COUNT, name)
         check_divides(heads, width, "model.attention_heads")
         self.tokens = LabelTokens(labels, width, rng, embeddings, states)
         self.norm = nn.LayerNorm(width)
@@ -290,8 +288,6 @@ class CTranText(LabelReader):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_value(vocab_size, COUNT, "vocab_size")
-        check_value(word_layers, Annotated[int, NOT_NEGATIVE], "model.word_layers")
         check_divides(heads, width, "model.attention_heads")
         self.max_length = max_length
         self.words, self.positions = (_embedding(rows, width, rng) for rows in (vocab_size, max_length))
@@ -341,7 +337,7 @@ def label_parts(
     learn_labels: bool = False,
     swap_states: bool = False,
     graph: bool = False,
-    layers: int = 2,
+    layers: COUNT = 2,
     attention_heads: int = 4,
     dropout: float,
 ) -> dict[str, Any]:
@@ -380,7 +376,7 @@ def _text_mini(
     vocab_size: int,
     *,
     width: int = 64,
-    word_layers: int = 1,
+    word_layers: Annotated[int, NOT_NEGATIVE] = 1,
     max_length: int,
     rng: torch.Generator,
     **labels: Any,

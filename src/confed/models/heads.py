@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import AT_LEAST_ONE
+from confed.federation.ranges import AT_LEAST_ONE, check_value
 from confed.federation.specs import task_spec
 from confed.models.inputs import check_shape, needed
 from confed.models.layers import seeded_linear
@@ -31,8 +31,10 @@ def check_divides(heads: int, width: int, where: str) -> None:
 
 
 def count(answers: Sequence[str] | int) -> int:
-    """How many answers there are, given as texts or as their number."""
-    return answers if isinstance(answers, int) else len(answers)
+    """How many answers there are, given as texts or as their number: one at least."""
+    number = answers if isinstance(answers, int) else len(answers)
+    check_value(number, COUNT, "answers")
+    return number
 
 
 def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 1) -> nn.Sequential:

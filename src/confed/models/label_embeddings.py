@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from confed.data.refusals import listed
 from confed.federation.ranges import check_value
 from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
@@ -153,10 +154,9 @@ class LabelEmbeddings:
         if missing:
             near = get_close_matches(missing[0], self.names, 1)
             hint = f"; {missing[0]!r} is spelt much like {near[0]!r}" if near else ""
-            shown = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise ValueError(
-                f"the label embeddings have no row for {shown}{hint}; `confed data prepare label-embeddings` makes a "
-                "file of your labels"
+                f"the label embeddings have no row for {listed([*map(repr, missing)], 5)}{hint}; `confed data prepare "
+                "label-embeddings` makes a file of your labels"
             )
         rows = self.vectors[[place[label] for label in labels]]
         return LabelEmbeddings(tuple(labels), rows, self.positive, self.negative, self.source)

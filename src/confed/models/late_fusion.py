@@ -15,7 +15,7 @@ import torch
 
 from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
-from confed.models.heads import count
+from confed.models.heads import COUNT, count
 from confed.models.modal_segments import checked_modalities
 from confed.models.modal_transformer import (
     Encoder,
@@ -56,10 +56,10 @@ def assemble(
     vocab_size: int,
     *,
     modalities: tuple[str, ...] = ("image", "text", "audio"),
-    width: int = 64,
-    layers: int = 2,
+    width: COUNT = 64,
+    layers: COUNT = 2,
     attention_heads: int = 4,
-    hidden: int = 128,
+    hidden: COUNT = 128,
     dropout: float,
     seed: int,
     **cuts: Any,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.models.heads import COUNT, count
 from confed.models.modal_segments import checked_modalities
@@ -61,7 +60,6 @@ class CoAttentionNetwork(ModalNetwork):
 
     def __init__(self, embed: Mapping[str, ModalEncoder], width: int, answers: int) -> None:
         super().__init__(embed)
-        check_value(answers, COUNT, "answers")
         self.head = nn.Linear(len(embed) * width, answers)
 
     def forward(self, batch: Batch) -> Output:
@@ -90,10 +88,10 @@ def assemble(
     vocab_size: int,
     *,
     modalities: tuple[str, ...] = ("image", "text", "audio"),
-    width: int = 48,
-    layers: int = 1,
+    width: COUNT = 48,
+    layers: COUNT = 1,
     attention_heads: int = 4,
-    hidden: int = 96,
+    hidden: COUNT = 96,
     dropout: float,
     seed: int,
     **cuts: Any,

@@ -81,8 +81,6 @@ class Words(Segmenter):
     """
 
     def __init__(self, vocab_size: int, width: int, max_length: int, learn: bool = True) -> None:
-        for name, value in (("vocab_size", vocab_size), ("model.word_width", width), ("model.max_length", max_length)):
-            check_value(value, COUNT, name)
         super().__init__(width, max_length)
         self.words = nn.Embedding(vocab_size, width)
         self.words.weight.requires_grad_(learn)
@@ -164,8 +162,6 @@ class LogMelFrames(_Sequences):
     def __init__(self, sample_rate: int, mels: int, window: int, stack: int, longest: int) -> None:
         from transformers.audio_utils import mel_filter_bank
 
-        for name, value in (("sample_rate", sample_rate), ("model.mels", mels), ("model.stack", stack)):
-            check_value(value, COUNT, name)
         if window < 2:
             raise ValueError(f"a window must have two samples at least, got {window}")
         self.hop, self.stack = window // 2, stack
@@ -204,9 +200,7 @@ class SeriesWindows(_Sequences):
     key, letters, unit, option = "series", "BSK", "step", "model.series_steps"
 
     def __init__(self, channels: int, window: int, longest: int) -> None:
-        sizes = (("the series' channels", channels), ("model.window", window), ("model.series_steps", longest))
-        for name, value in sizes:
-            check_value(value, COUNT, name)
+        check_value(channels, COUNT, "the series' channels")
         super().__init__(channels * window, window, longest)
         self.channels = channels
 

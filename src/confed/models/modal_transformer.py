@@ -173,8 +173,6 @@ class Encoder(nn.Module):
         magneto_init: MagnetoInit = "torchscale",
     ) -> None:
         super().__init__()
-        for name, value in (("layers", layers), ("width", width), ("hidden", hidden)):
-            check_value(value, COUNT, f"model.{name}")
         self.width = width
         self.dropout = nn.Dropout(dropout)
         sub_norm = block == "magneto"
@@ -308,7 +306,6 @@ class ModalTransformer(ModalNetwork):
 
     def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, answers: int) -> None:
         super().__init__(embed)
-        check_value(answers, COUNT, "answers")
         # Text comes last, so that with causal attention it sees what it is about and not the other way round.
         order = sorted(embed, key=lambda name: (name == "text", MODALITIES.index(name)))
         self.embed = nn.ModuleDict({name: embed[name] for name in order})
@@ -429,17 +426,17 @@ def segmenter(
     *,
     picture_size: tuple[int, int] = (28, 28),
     patch: int | None = None,
-    word_width: int = 64,
+    word_width: COUNT = 64,
     word_vectors: WordVectors = "learned",
-    max_length: int = 16,
-    sample_rate: int = 8000,
+    max_length: COUNT = 16,
+    sample_rate: COUNT = 8000,
     sound: Sound = "log_mel",
     audio_seconds: float = 2.0,
-    mels: int = 32,
-    stack: int = 4,
+    mels: COUNT = 32,
+    stack: COUNT = 4,
     series_channels: int = 0,
-    series_steps: int = 256,
-    window: int = 8,
+    series_steps: COUNT = 256,
+    window: COUNT = 8,
 ) -> Segmenter:
     """What cuts samples of one modality.
 
@@ -475,13 +472,13 @@ def modal_parts(
     vocab_size: int,
     pictures: Segmenter | None = None,
     *,
-    width: int = 64,
+    width: COUNT = 64,
     vector_width: int = 8,
     vector: Vector = "learned",
     positions: bool = True,
-    layers: int = 2,
+    layers: COUNT = 2,
     attention_heads: int = 4,
-    hidden: int = 128,
+    hidden: COUNT = 128,
     block: Block = "magneto",
     magneto_init: MagnetoInit = "torchscale",
     dropout: float = 0.0,

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from confed.data.glove import MISSING, check_known, load_glove
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
-from confed.models.heads import COUNT, check_divides, count
+from confed.models.heads import check_divides, count
 from confed.models.inputs import check_shape, checked_text, needed
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import seeded
@@ -198,7 +197,6 @@ class RegionModel(Chain, Finetunable):
 
     def __init__(self, sizes: Sizes, hidden: int, recurrent: type[nn.LSTM] | type[nn.GRU] = nn.LSTM) -> None:
         super().__init__()
-        check_value(sizes.answers, COUNT, "answers")
         self.embedding = nn.Embedding(sizes.vocab_size, sizes.embedding)
         self.recurrent = recurrent(sizes.embedding, hidden, batch_first=True)
         self.region_width, self.max_length = sizes.region_width, sizes.max_length

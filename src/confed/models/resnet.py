@@ -92,7 +92,6 @@ class ResNetMultilabel(PictureModel):
         self, body: "ResNetModel", labels: int, rng: torch.Generator, image_size: int | tuple[int, int] = 256
     ) -> None:
         super().__init__(body, image_size)
-        check_value(labels, COUNT, "answers")
         self.classifier = uniform_linear(self.width, labels, rng)
 
     def scored(self, plane: Tensor, batch: Batch) -> Output:

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Places
-from confed.models.heads import COUNT, Heads, answer_head, check_heads, count, score, task_head, views
+from confed.models.heads import Heads, answer_head, check_heads, count, score, task_head, views
 from confed.models.inputs import additive_mask, checked_image, checked_text, patch_tokens
 from confed.models.passes import BlockChain, PatchGrid, Step, repeated
 from confed.models.pretrained import States, body_of, mini_words
@@ -67,7 +66,6 @@ class Vilt(Heads, PatchGrid, BlockChain):
         self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: int | tuple[int, int] | None = None
     ) -> None:
         super().__init__()
-        check_value(answers, COUNT, "answers")
         config: Any = body.config
         self.vilt = body.train()
         self.classifier = answer_head(config.hidden_size, answers, rng)

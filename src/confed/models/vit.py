@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.ranges import check_value
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Places
-from confed.models.heads import COUNT, count
+from confed.models.heads import count
 from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
 from confed.models.passes import BlockChain, PatchGrid, Step, repeated
@@ -46,7 +45,6 @@ class Vit(PatchGrid, BlockChain):
         self, body: "ViTModel", answers: int, rng: torch.Generator, image_size: int | tuple[int, int] | None = None
     ) -> None:
         super().__init__()
-        check_value(answers, COUNT, "answers")
         config: Any = body.config
         self.vit = body.train()
         self.classifier = seeded_linear(config.hidden_size, answers, 0.02, rng)

@@ -1,7 +1,6 @@
 """Published results, read from a results file, a run folder, a ``summary.json``, or the address of such a file."""
 
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from confed.federation.reading import check_entries, faults_of, read_bounded
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.results.folder import kind_of
 from confed.results.runs import RunResults, load
-from confed.results.summary import Summary, check_headline
+from confed.results.summary import Summary, check_headline, number
 from confed.runs.grants import check_grants
 from confed.studies.published import BITS, DIGITS, FORMAT, MEANS, TABLE, check_digits, heads, row_in, row_of
 
@@ -171,8 +170,8 @@ def _of_row(row: Mapping[str, Any], source: str, beside: Callable[[str], bytes])
     check_digits(row.get("digits", DIGITS), source)
     if not row["runs"]:
         raise ValueError(f"{source} has no runs")
-    for number, run in enumerate(row["runs"]):
-        _check_run(run, f"{source}: runs[{number}]", row["metrics"] if "digits" in row else {}, len(row["runs"]))
+    for position, run in enumerate(row["runs"]):
+        _check_run(run, f"{source}: runs[{position}]", row["metrics"] if "digits" in row else {}, len(row["runs"]))
     seeds = [run["seed"] for run in row["runs"]]
     if seeds != row["seeds"] or len(set(seeds)) < len(seeds):
         raise ValueError(f"{source}: seeds must be those of its runs, each once, got {str(row['seeds'])[:80]}")
@@ -216,13 +215,13 @@ def _check_run(run: Any, where: str, means: Mapping[str, Any] | None = None, see
     """One entry of "runs", down to what a verdict reads: a fault that is found later costs a whole run."""
     check_entries(run, _RUN_KEYS, where)
     for key, value in run["figures"].items():
-        if not _is_number(value):
+        if number(value) is None:
             raise ValueError(f"{where}: figures: {key} must be a finite number, got {str(value)[:40]!r}")
     check_entries(run["digests"], dict.fromkeys(run["digests"], str), f"{where}: digests")
     if not set(BITS) & set(run["digests"]):
         _check_judged(run["figures"], where, means or {}, seeds)
-    for number, line in enumerate(run["history"]):
-        place = f"{where}: history[{number}]"
+    for position, line in enumerate(run["history"]):
+        place = f"{where}: history[{position}]"
         check_entries(line, {}, place)
         values = line.get("values", {})
         check_entries({"values": values}, {"values": dict}, place)
@@ -249,20 +248,16 @@ def _check_judged(figures: Mapping[str, float], where: str, means: Mapping[str, 
 def _check_figures(figures: Mapping[str, Any], where: str) -> None:
     check_entries(figures, dict.fromkeys(figures, dict), where)
     for key, figure in figures.items():
-        if not _is_number(figure.get("mean")):
+        if number(figure.get("mean")) is None:
             raise ValueError(f"{where}: {key}: mean must be a finite number, got {str(figure.get('mean'))[:40]!r}")
         ends = figure.get("one_run")
-        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))):
+        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and None not in map(number, ends)):
             raise ValueError(f"{where}: {key}: one_run must be null or two finite numbers, got {str(ends)[:40]!r}")
         if ends is not None and not ends[0] <= figure["mean"] <= ends[1]:
             raise ValueError(
                 f"{where}: {key}: one_run must hold the mean, low <= mean <= high, got {ends[0]:g} <= "
                 f"{figure['mean']:g} <= {ends[1]:g}"
             )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class _WebOnly(HTTPRedirectHandler):

@@ -10,7 +10,7 @@ import numpy as np
 
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ragged import PackedTexts, Ragged, multi_hot, offsets_of
-from confed.data.refusals import check_form
+from confed.data.refusals import check_form, listed
 
 _LISTED = 5
 """How many offenders a message names."""
@@ -179,10 +179,9 @@ def build_table(
                 label_numbers.add(number)
         parts[record.split].add(record, label_numbers)
     if outside:
-        first = list(outside)[:_LISTED]
-        listed = ", ".join(f"{name!r} ({outside[name]} times, first in {places[name]})" for name in first)
-        rest = f" and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
-        raise ValueError(f"{len(outside)} labels are outside the {len(numbers)} that are known: {listed}{rest}")
+        told = [f"{name!r} ({count} times, first in {places[name]})" for name, count in outside.items()]
+        known = f"{len(outside)} labels are outside the {len(numbers)} that are known"
+        raise ValueError(f"{known}: {listed(told, _LISTED)}")
     if not parts:
         raise ValueError("expected at least one picture or text with labels, got none")
     order = tuple(sorted(numbers)) if labels is None else tuple(labels)
@@ -255,5 +254,4 @@ def _check_distinct(labels: Sequence[str]) -> None:
 
 
 def _first(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(map(repr, names[:_LISTED])) + rest
+    return listed([*map(repr, names)], _LISTED)

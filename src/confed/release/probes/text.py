@@ -58,9 +58,9 @@ def texts_of_one_site(case: Case) -> dict[str, dict[tuple[int, ...], list[int]]]
     sites_with = Counter(chain.from_iterable(rows_of.values()))
     chosen: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for site, texts in rows_of.items():
-        own = [text for text in texts if sites_with[text] == 1 and len(text) >= LEAST_WORDS + 2]
-        own.sort(key=len, reverse=True)
-        chosen[site] = {text: texts[text] for text in own[: min(TEXTS, len(texts) // 2)]}
+        long_texts = [text for text in texts if len(text) >= LEAST_WORDS + 2]
+        unshared = sorted((text for text in long_texts if sites_with[text] == 1), key=len, reverse=True)
+        chosen[site] = {text: texts[text] for text in unshared[: min(TEXTS, len(texts) // 2)]}
     return chosen
 
 
