@@ -12,19 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from confed.deployment.monitor import (
-    TOKEN,
-    Departures,
-    RunStatus,
-    log_line,
-    monitored,
-    openmetrics,
-    page_served,
-    page_token,
-)
-from confed.deployment.server import _folder  # pyright: ignore[reportPrivateUsage]
+from confed.deployment.monitor import Departures, RunStatus, log_line, monitored, openmetrics, page_served, page_token
+from confed.results.folder import PAGE_TOKEN, RunFolder
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, StepProgress
-from led_recipe import recipe_of
 
 SITES = SiteStates({"north": SiteStatus("fit", "", 7, 9), "south <b>": SiteStatus("away", "timed out", 1, 2)})
 
@@ -66,7 +56,7 @@ def test_a_page_shows_who_is_here_and_how_far_the_run_is(page: str, tmp_path: Pa
     assert shown["sites"]["south <b>"] == {"state": "away", "note": "timed out", "up": 1, "down": 2}
     assert [line["level"] for line in shown["news"]] == ["warning", "info"]
     assert shown["seconds_left"] >= 0
-    assert (tmp_path / TOKEN).stat().st_mode & 0o077 == 0
+    assert (tmp_path / PAGE_TOKEN).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("path", ["", "status.json", "metrics", "status.json?token=wrong"])
@@ -138,18 +128,6 @@ def test_a_look_reads_what_is_new_in_the_journals_alone(tmp_path: Path, monkeypa
     assert Departures(tmp_path).content()["bytes_today"] == 10
 
 
-def test_a_page_from_before_the_run_does_not_take_its_folder(tmp_path: Path) -> None:
-    recipe, root = recipe_of("fedavg"), tmp_path / "state"
-    token = page_token(root)
-    assert _folder(root, recipe).recipe.read_text() == recipe.to_toml()
-    assert page_token(root) == token
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "photo.jpg").write_bytes(b"x")
-    page_token(tmp_path / "other")
-    with pytest.raises(ValueError, match="exists already"):
-        _folder(tmp_path / "other", recipe)
-
-
 class _Hook(BaseHTTPRequestHandler):
     received: list[str]
 
@@ -191,6 +169,17 @@ def test_a_notice_that_cannot_be_sent_costs_nothing(tmp_path: Path) -> None:
     with monitored(events.append, tmp_path, "x", notify="http://127.0.0.1:9/") as progress:
         progress(RunProgress(2, 2, "done", "done"))
     assert events[-1] == Caution("a notice could not be sent: URLError")
+
+
+def test_a_servers_page_is_there_before_its_run_begins(tmp_path: Path) -> None:
+    """The token is in the run folder, which is otherwise new; whatever else is in it is somebody's."""
+    state = tmp_path / "state"
+    page_token(state)
+    assert RunFolder.create(state, "[run]").recipe.is_file()
+    page_token(tmp_path / "other")
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(ValueError, match="exists already"):
+        RunFolder.create(tmp_path / "other", "[run]")
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:

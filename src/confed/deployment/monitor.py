@@ -26,10 +26,10 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from confed.federation.checkpoint import write_atomically
+from confed.results.folder import PAGE_TOKEN
 from confed.system import format as formats
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates
 
-TOKEN = "page.token"
 KEPT = 50  # news that a page shows
 
 
@@ -203,7 +203,7 @@ def openmetrics(content: Mapping[str, Any]) -> bytes:
 
 def page_token(folder: Path) -> str:
     """The token of a folder's page, made once, readable by its owner only."""
-    path = folder / TOKEN
+    path = folder / PAGE_TOKEN
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, secrets.token_urlsafe(24).encode(), sync=True, mode=0o600)

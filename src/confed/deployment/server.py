@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from confed.deployment.monitor import TOKEN
 from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace
@@ -51,7 +50,7 @@ from confed.runs.evaluate import Examination
 from confed.runs.run import Runner
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, ignore
-from confed.system.folder_lock import alone, without_lock
+from confed.system.folder_lock import alone
 from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
@@ -613,9 +612,7 @@ def _folder(root: Path, recipe: Recipe) -> RunFolder:
     folder = RunFolder(root)
     root.chmod(0o700)  # what sites sent is in it
     if not folder.recipe.is_file():
-        if [path.name for path in without_lock(root)] == [TOKEN]:  # of a page that is served from before the run
-            write_atomically(folder.recipe, recipe.to_toml().encode())
-        return folder if folder.recipe.is_file() else RunFolder.create(root, recipe.to_toml())
+        return RunFolder.create(root, recipe.to_toml())
     if folder.recipe.read_text(encoding="utf-8") != recipe.to_toml():
         raise ValueError(f"{root} holds a run of another recipe; give another folder")
     return folder

@@ -27,6 +27,7 @@ Kind = Literal["run", "federation", "study", "sweep", ""]
 MEMBERS = "members.json"
 """Who takes part in a federation across machines, in its run folder."""
 
+PAGE_TOKEN = "page.token"  # of a server's page, made before its run begins
 FINAL = "final.json"
 """What the final models do at a federation's sites, by model; :mod:`confed.deployment.server`."""
 
@@ -60,7 +61,7 @@ class RunFolder:
     @classmethod
     def create(cls, root: Path, recipe: str) -> "RunFolder":
         """A new run folder with its recipe."""
-        if root.exists() and (not root.is_dir() or without_lock(root)):
+        if root.exists() and (not root.is_dir() or {path.name for path in without_lock(root)} - {PAGE_TOKEN}):
             raise ValueError(
                 f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
             )

@@ -439,6 +439,28 @@ def test_a_full_table_refuses_newcomers_and_keeps_sites() -> None:
     assert len(table) == 9
 
 
+def test_a_flood_from_few_addresses_keeps_no_newcomer_out() -> None:
+    """An address makes room for one that has fewer connections, and gets none by ending others' or its own."""
+    now = [0.0]
+    table = ConnectionTable(ConnectionLimits(most=12, reserved=4, each=6, grace=1.0), clock=lambda: now[0])
+    assert [len(admitted(table, 9, host)) for host in ("10.0.0.1", "10.0.0.2")] == [6, 2]
+    now[0] += 5.0
+    (newcomer,) = admitted(table, 1, "10.0.0.3")
+    ended: list[OpenConnection] = []
+    newcomer.put_out = lambda: ended.append(newcomer)
+    assert table._by_address == {"10.0.0.1": 5, "10.0.0.2": 2, "10.0.0.3": 1}
+    for _ in range(50):
+        now[0] += 5.0
+        admitted(table, 3, "10.0.0.1")
+        admitted(table, 3, "10.0.0.2")
+    assert ended == []
+    assert len(table) == 8
+    table.prove(newcomer, "a")
+    assert len(admitted(table, 9, "10.0.0.3")) == 4  # all places that there are
+    now[0] += 5.0
+    assert table.admit("10.0.0.3") is not None  # a site's address makes room for itself, too
+
+
 def test_one_sites_key_does_not_take_the_places_of_others() -> None:
     put_out, table = list[int](), ConnectionTable(ConnectionLimits(most=20, reserved=10, each=20, of_site=3))
     other, *own = admitted(table, 6, "10.0.0.1")

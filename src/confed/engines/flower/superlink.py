@@ -2,13 +2,9 @@
 
 Flower's own SuperLink also offers, on the same port, an interface through which anyone who reaches the port may submit
 code to run. Here only requests of SuperNodes whose keys are on the list are answered, and no code is stored or handed
-out.
-
-uvicorn accepts every connection, starts TLS with all of them, and reads heads of any length for any time. Here
-connections are counted before anything of them is read: in all and per address, with fewer of them than the process may
-have files open. A connection that takes too long for TLS, for a first byte or for a whole head is closed, and so is one
-whose head is too long. A connection over which a listed site has signed a request is that site's: it never has to make
-room for others.
+out. uvicorn accepts every connection, starts TLS with all of them, and reads heads of any length for any time. Here
+connections are counted before anything of them is read, in all and per address, and end where TLS, a first byte or a
+head takes too long (:class:`ConnectionLimits`); those of listed sites never have to make room for others.
 """
 
 import asyncio
@@ -41,8 +37,7 @@ from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 
 HEAD = 16 * 2**10  # bytes of a request's head, at most; one of Flower's has less than one tenth of that
 WAIT = 0.2  # seconds until the next try where the process has too many files open to accept a connection
-KNOWN = 24 * 3600.0
-"""Seconds for which an address counts as a site's after a site on the list has signed a request from there."""
+KNOWN = 24 * 3600.0  # seconds for which an address counts as a site's after a listed site has signed a request there
 
 
 @dataclass(frozen=True)
@@ -112,29 +107,35 @@ class ConnectionTable:
         """A place for a connection from an address; None where there is none."""
         now, address = self._clock(), _network(host)
         proved_lately = now - self._proved.get(address, -KNOWN) < KNOWN
-        if self._by_address[address] >= self.limits.each and not self._make_room(now, address):
+        strangers_there = self._by_address[address]
+        if strangers_there >= self.limits.each and not self._make_room(now, lambda entry: entry.address == address):
             return None
+        unproved = sum(not stranger.proved for stranger in self._strangers)
         open_to_all = self.limits.most - self.limits.reserved
-        if not proved_lately and sum(not stranger.proved for stranger in self._strangers) >= open_to_all:
-            full = not self._make_room(now, proved=False)
-        else:
-            full = len(self) >= self.limits.most and not self._make_room(now, proved=None if proved_lately else False)
-        if full:
+        full = len(self) >= self.limits.most or (not proved_lately and unproved >= open_to_all)
+
+        def may_end(entry: OpenConnection) -> bool:
+            if proved_lately and entry.address == address:
+                return True
+            return self._by_address[entry.address] > strangers_there and (proved_lately or not entry.proved)
+
+        # An address makes room for one that has fewer, and only a site's for itself: a flood from few keeps nobody out.
+        if full and not self._make_room(now, may_end):
             return None
         entry = OpenConnection(address, now, proved_lately)
         self._strangers[entry] = None
         self._by_address[address] += 1
         return entry
 
-    def _make_room(self, now: float, address: str | None = None, proved: bool | None = None) -> bool:
-        for entry in self._strangers:
-            if now - entry.came < self.limits.grace:
-                return False  # those behind it came later
-            if address in (None, entry.address) and proved in (None, entry.proved):
-                self.leave(entry)
-                entry.put_out()
-                return True
-        return False
+    def _make_room(self, now: float, may_end: Callable[[OpenConnection], bool]) -> bool:
+        """Ends the oldest stranger of the address that has most of them, among those that may be ended."""
+        late = [entry for entry in self._strangers if now - entry.came >= self.limits.grace and may_end(entry)]
+        if not late:
+            return False
+        entry = max(late, key=lambda entry: self._by_address[entry.address])
+        self.leave(entry)
+        entry.put_out()
+        return True
 
     def prove(self, entry: OpenConnection, site: str) -> None:
         """A site on the list has signed a request over a connection."""
@@ -203,11 +204,9 @@ class _Timed(H11Protocol):
         super().on_response_complete()
         # Who was turned away may read why; what it still sends in the meantime is dropped.
         if not self._entry.site and self._end is None:
-            self._end = self.loop.call_later(self._table.limits.head, self._put_out_stranger)
-
-    def _put_out_stranger(self) -> None:
-        if not self._entry.site:
-            self.transport.abort()
+            self._end = self.loop.call_later(
+                self._table.limits.head, lambda: self._entry.site or self.transport.abort()
+            )
 
     def data_received(self, data: bytes) -> None:
         begun = self._timer is not None and self.conn.trailing_data[0]
