@@ -7,7 +7,7 @@ scores of all positions as ``transformers`` does.
     python benchmarks/vlm.py --size small            # on a CPU: 12 decoder layers of width 256
     python benchmarks/vlm.py --size 256m --device cuda
 
-``vlm_gpu.py`` measures all that concerns GPUs with one command.
+``gpu.py`` measures all that concerns GPUs with one command.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,21 +164,29 @@ def federation(
     return Simulation(setup, MemoryStore(), InProcess(setup, workspace)), workspace, table
 
 
+def adapted_layers(model: Any) -> list[str]:
+    """Names of the layers with LoRA, as the library's own model has them."""
+    names = [name.removeprefix("body.") for name, _ in model.named_parameters() if ".lora_A." in name]
+    return [name.partition(".lora_A.")[0] for name in names]
+
+
+def inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch as ``transformers`` takes it, with the answers' tokens as labels."""
+    state = model.prefix(batch)
+    answers = state.tokens[:, 0, 1:]
+    ids, mask = torch.cat([state.ids, answers], 1), torch.cat([state.mask, (answers != 0).long()], 1)
+    labels = torch.cat([torch.full_like(state.ids, -100), answers.masked_fill(answers == 0, -100)], 1)
+    return {"labels": labels, **model._inputs(ids, mask, state.pictures, state.shown, answers.shape[1])}
+
+
 def plain_loop(folder: Path, size: Size, base: str, device: str) -> Callable[[], object]:
     """Steps with ``AutoModelForImageTextToText`` and ``get_peft_model``, inputs made beforehand."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
 
     ours = build(folder, base)
-    layers = [name.removeprefix("body.") for name in ours.layers()]
-    table, made = examples(ours, size, size.batch * size.steps), []
-    for rows in torch.arange(len(table)).split(size.batch):
-        state = ours.prefix(table.batch(rows))
-        answers = state.tokens[:, 0, 1:]
-        ids, mask = torch.cat([state.ids, answers], 1), torch.cat([state.mask, (answers != 0).long()], 1)
-        inputs = ours._inputs(ids, mask, state.pictures, state.shown, answers.shape[1])
-        labels = torch.cat([torch.full_like(state.ids, -100), answers.masked_fill(answers == 0, -100)], 1)
-        made.append({"labels": labels, **inputs})
+    layers, table = adapted_layers(ours), examples(ours, size, size.batch * size.steps)
+    made = [inputs(ours, table.batch(rows)) for rows in torch.arange(len(table)).split(size.batch)]
     kind = torch.bfloat16 if base == "bf16" else torch.float32
     body: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=kind)
     body.to(device)
@@ -258,8 +266,8 @@ def child(folder: Path, size: Size, base: str, device: str, clients: int) -> Non
     print(json.dumps(peak(device)))
 
 
-def memory(folder: Path, name: str, device: str, bases: Sequence[str]) -> None:
-    """Prints the peak memory with 1, 8 and 64 clients, each in a process of its own."""
+def memory(folder: Path, name: str, device: str, bases: Sequence[str], tell: Callable[..., None] = finish) -> None:
+    """Tells the peak memory with 1, 8 and 64 clients, each in a process of its own."""
     command = [sys.executable, __file__, "--size", name, "--device", device, "--child", str(folder)]
     for kind in bases:
         peaks = {
@@ -269,7 +277,7 @@ def memory(folder: Path, name: str, device: str, bases: Sequence[str]) -> None:
             for clients in CLIENTS
         }
         most = max(peaks.values()) / min(peaks.values())
-        finish(f"vlm_{name}_{device}_memory_{kind}", 1.02, **peaks, ratio=most)
+        tell(f"vlm_{name}_{device}_memory_{kind}", 1.02, **peaks, ratio=most)
 
 
 def main() -> None:

@@ -38,9 +38,12 @@ This page is made by `python docs/make_equivalence.py`.
 STACKED = """
 ## What stacked training follows
 
-With `run.batch_clients` the k-th steps of several clients are computed in one pass. A method says that it can be
-stacked (`Traits(unbatchable_reason="")`), and `check_algorithm` compares both ways. These promises are checked while it
-trains; where one is broken the clients of that call are trained one by one, and the run's notes name it:
+With `run.batch_clients` the k-th steps of several clients are computed in one pass; "auto", the default, chooses a
+number above 1 only where these tables have ≈ or =, and a step of one client is too little work
+([speed](speed.md#several-clients-in-one-step)), and writes it into the run. A method with the plain `fit` can be
+stacked; with an objective of its own it says so (`Traits(unbatchable_reason="")`). `check_algorithm` compares both
+ways. These promises are checked while it trains; where one is broken the clients of that call are trained one by one,
+and the run's notes name it:
 
 - The objective yields one loss per batch, and runs the model once, on that batch, through the function it is given. It
   is made once per client and round, so that it may count batches. It reads values that clients train from
@@ -82,6 +85,15 @@ def tables() -> Iterator[str]:
     ):
         yield f"\n## {title}\n"
         yield from table(first, rows)
+        if rows is RUN:
+            yield f"\nBeside an option of a method both are computed, with equal bits, or refused:\n\n{packed()}"
+
+
+def packed() -> str:
+    """The options of every method beside compression, as a table."""
+    cells = " | ".join(SIGNS[row.packed] for row in OPTIONS.values())
+    names = " | ".join(f"`{name}`" for name in OPTIONS)
+    return f"| | {names} |\n|---|{':---:|' * len(OPTIONS)}\n| `uplink`, `downlink` | {cells} |"
 
 
 def table(first: str, rows: Mapping[str, Row]) -> Iterator[str]:

@@ -226,7 +226,7 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
                 "label": label if label != method else labels[method],
                 **({"deploys": _deploys(recipe, method, values.means)} if "deployed_mean" in values.means else {}),
                 "seeds": numbers,
-                "resolved": tomllib.loads(recipe.method(method).with_run(seed=numbers[0]).to_toml()),
+                "resolved": tomllib.loads(_published(recipe.method(method)).with_run(seed=numbers[0]).to_toml()),
                 "metrics": {key: _stated(*value, len(numbers)) for key, value in values.means.items() if _is_mean(key)},
                 "figures": {str(seed): of for seed, of in values.seeds.items()} or _of_single(values, numbers),
             }
@@ -247,6 +247,11 @@ def table(folder: Path, name: str, command: Command) -> dict[str, Any]:
         "resolved": shared,
         "rows": rows,
     }
+
+
+def _published(recipe: Recipe) -> Recipe:
+    """A row's recipe as its table was made: one client after the other, where the command does not say otherwise."""
+    return recipe.with_run(batch_clients=1) if recipe.run.batch_clients == "auto" else recipe
 
 
 def _deploys(recipe: Recipe, method: str, means: Mapping[str, Spread]) -> str:
@@ -342,7 +347,7 @@ def page(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str:
         f"{len(known)} tables {len(files)} have a results file: `confed reproduce docs/results/NAME.json --method ROW` "
         f"makes a row again ([how](reproducing.md#tables-of-this-documentation)). {len(seeds)} of them have the "
         f"value of each seed, the other files means and deviations over seeds. {len(without)} tables have none and say "
-        "why."
+        "why. All were made one client after the other (`run.batch_clients=1`), as `confed reproduce` does."
     )
     lines = ["# Commands of all tables", "", textwrap.fill(intro, 120, break_on_hyphens=False, break_long_words=False)]
     groups = {

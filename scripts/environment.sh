@@ -58,7 +58,9 @@ prepare() {
     return
   fi
   echo "installing confed${extra:+ and its development tools} into $venv (once; a minute or two) ..." >&2
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --editable "$root${extra:+[$extra]}" --constraint "$root/constraints.txt" >&2
+  # pip would compile these 24,000 files on one core. Not later either: warnings are errors while tests import.
+  "$venv/bin/python" -m compileall -qq -j 0 "$venv"/lib/python3*/site-packages >&2 || true
   echo "$wanted" >"$venv/.confed-${extra:-core}"
 }

@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from command_line import confed
 from confed.algorithms.robust import Robust
-from confed.cli import main
 from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures
 from confed.data.regions import HeldRegions
@@ -222,9 +222,7 @@ def test_the_command_asks_global_and_personal_models(tmp_path: Path, capsys: pyt
     )
     run(load_recipe(recipe), tmp_path / "run")
     assert load_recipe(tmp_path / "run" / "recipe.toml").sections["data"]["of"]["train"] == 40
-    with pytest.raises(SystemExit) as done:
-        main(["attack", str(tmp_path / "run"), "--kind", "dual-key", "--examples", "6", "--json"])
-    assert done.value.code == 0
+    assert confed("attack", tmp_path / "run", "--kind", "dual-key", "--examples", 6, "--json") == 0
     values = json.loads(capsys.readouterr().out)
     assert values["rows"][0]["model"] == "global"
     assert {row["model"] for row in values["rows"] if row["malicious"]} == {"natural"}

@@ -15,7 +15,6 @@ from PIL import Image
 from confed.data.bounded_files import check_array, formats, load_npy, load_npz, most_pixels, tar_members
 from confed.data.intake.opening import read_picture
 from confed.data.picture_files import open_pictures
-from confed.data.pictures import read_tar
 from confed.data.ragged import PackedTexts
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n0 0 8 8 rectfill\nshowpage\n%%EOF\n"
@@ -140,7 +139,7 @@ def test_members_of_archives_lie_inside(tmp_path: Path) -> None:
         assert [member.name for member in tar_members(tar, file)] == ["empty", "long"]
     file.write_bytes(file.read_bytes()[:1026])
     with pytest.raises(ValueError, match="expected all of 'long', got its beginning"):
-        list(read_tar(file, ["long"]))
+        open_pictures(file, PackedTexts.of(["long"]), 8)
 
 
 def test_hdf5_arrays_lie_in_their_file_and_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

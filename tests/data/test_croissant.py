@@ -21,6 +21,7 @@ import pytest
 from PIL import Image
 
 from coloured_labels import colours_dataset
+from command_line import confed
 from confed.data.croissant import METADATA, write_croissant
 from confed.data.examples import Examples, Split
 from confed.datasets.chat_records import chat_records
@@ -28,7 +29,6 @@ from toy_federation import squares
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -136,9 +136,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, capfd: pytest.Capture
     assert not (tmp_path / "none").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(SystemExit) as stop:
-        main(["data", "describe", "squares", "train=4", "test=2", "--croissant", str(tmp_path / "full")])
-    assert stop.value.code == 2
+    assert confed("data", "describe", "squares", "train=4", "test=2", "--croissant", tmp_path / "full") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "exists already; name a folder that does not" in line
 

@@ -28,9 +28,10 @@ from confed.datasets.flair import (
     flair_records,
     flair_relationship,
 )
+from confed.datasets.object_labels import voc_records
 from confed.datasets.reader import drop_unreadable
-from confed.datasets.ucm_labels import UCM_LABELS, ucm_records
-from confed.datasets.voc_labels import voc_records
+from confed.datasets.ucm import UCM_LABELS, ucm_records
+from reader_folders import write
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +39,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """Where verdicts on pictures are kept; it does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home") / "cache"))
     return cache_folder()
-
-
-def _write(file: Path, content: Any) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    return file
-
-
-def _lines(file: Path, rows: list[dict[str, Any]]) -> Path:
-    return _write(file, "\n".join(map(json.dumps, rows)))
 
 
 def _record(row: int, labels: str, user: str = "", **more: Any) -> LabelRecord:
@@ -74,13 +65,12 @@ INSTANCES = {
 
 
 def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
-    file = _write(tmp_path / "i.json", INSTANCES)
+    file = write(tmp_path / "i.json", INSTANCES)
     assert [(r.name, r.picture, r.labels) for r in coco_records(file)] == [
         ("coco-7", "000000000007.jpg", ("person", "dog")),
         ("coco-5", "000000000005.jpg", ()),
         ("coco-3", "000000000003.jpg", ("cat",)),
     ]
-    assert [r.labels for r in coco_records(file, unlabelled=False, crowds=False)] == [("dog",), ("cat",)]
     assert [r.labels for r in coco_records(file, level="supercategory")] == [("person", "animal"), (), ("animal",)]
 
 
@@ -96,7 +86,7 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
     ],
 )
 def test_malformed_coco_files_are_refused(tmp_path, key, entry, message):
-    file = _write(tmp_path / "i.json", {**INSTANCES, key: [*INSTANCES[key], entry]})
+    file = write(tmp_path / "i.json", {**INSTANCES, key: [*INSTANCES[key], entry]})
     with pytest.raises(ValueError, match=message):
         list(coco_records(file))
 
@@ -105,9 +95,9 @@ def test_coco_cut_off_or_without_a_list(tmp_path):
     content = json.dumps(INSTANCES)
     for cut in (40, 200, len(content) - 2):
         with pytest.raises(ValueError, match=r"i\.json.*cut off"):
-            list(coco_records(_write(tmp_path / "i.json", content[:cut])))
+            list(coco_records(write(tmp_path / "i.json", content[:cut])))
     with pytest.raises(ValueError, match="the key 'categories'"):
-        list(coco_records(_write(tmp_path / "i.json", {k: v for k, v in INSTANCES.items() if k != "categories"})))
+        list(coco_records(write(tmp_path / "i.json", {k: v for k, v in INSTANCES.items() if k != "categories"})))
 
 
 def test_real_coco_agrees_with_its_label_lines(real_data, tmp_path):
@@ -134,14 +124,14 @@ def test_real_coco_agrees_with_its_label_lines(real_data, tmp_path):
 
 def _voc(folder: Path, name: str, objects: list[tuple[str, int]]) -> None:
     inner = "".join(f"<object><name>{n}</name><difficult>{d}</difficult></object>" for n, d in objects)
-    _write(folder / "Annotations" / f"{name}.xml", f"<annotation><filename>{name}.jpg</filename>{inner}</annotation>")
+    write(folder / "Annotations" / f"{name}.xml", f"<annotation><filename>{name}.jpg</filename>{inner}</annotation>")
 
 
 def test_voc_leaves_difficult_objects_out(tmp_path):
     folder = tmp_path / "VOC2007"
     _voc(folder, "000001", [("cat", 0), ("sofa", 1), ("cat", 1)])
     _voc(folder, "000002", [])
-    _write(folder / "ImageSets/Main/train.txt", "000001\n000002\n\n")
+    write(folder / "ImageSets/Main/train.txt", "000001\n000002\n\n")
     assert [(r.name, r.picture, r.labels, r.split) for r in voc_records(folder, "train")] == [
         ("VOC2007-000001", "000001.jpg", ("cat",), "train"),
         ("VOC2007-000002", "000002.jpg", (), "train"),
@@ -151,10 +141,10 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
         ("<other/>", r"000002\.xml: expected an <annotation>, got <other>"),
         ("<annotation><object/></annotation>", "expected a name and difficult 0 or 1 of object 0"),
     ]:
-        _write(folder / "Annotations/000002.xml", change)
+        write(folder / "Annotations/000002.xml", change)
         with pytest.raises(ValueError, match=message):
             list(voc_records(folder, "train"))
-    _write(folder / "ImageSets/Main/train.txt", "000001\n000001\n")
+    write(folder / "ImageSets/Main/train.txt", "000001\n000001\n")
     with pytest.raises(ValueError, match=r"row 2: the picture '000001' is that of row 1 already"):
         list(voc_records(folder, "train"))
     with pytest.raises(ValueError, match=r"Main/val\.txt does not exist"):
@@ -184,7 +174,7 @@ FLAIR = [
 
 def _metadata(file: Path, rows: list = FLAIR) -> Path:
     keys = ("user_id", "image_id", "labels", "fine_grained_labels", "partition")
-    return _write(file, [dict(zip(keys, row, strict=True)) for row in rows])
+    return write(file, [dict(zip(keys, row, strict=True)) for row in rows])
 
 
 def test_flair_users_stand_together(tmp_path):
@@ -206,7 +196,7 @@ def test_flair_users_stand_together(tmp_path):
 
 
 def test_relationships_of_flair_labels_are_read(tmp_path):
-    file = _write(tmp_path / "r.txt", "waffle -> food\n(grass, plant)\n\nblue_sky\toutdoor\n")
+    file = write(tmp_path / "r.txt", "waffle -> food\n(grass, plant)\n\nblue_sky\toutdoor\n")
     assert flair_relationship(file) == {"waffle": "food", "grass": "plant", "blue_sky": "outdoor"}
     assert flair_fine_labels(file) == ("blue_sky", "grass", "waffle")
     for line, message in [
@@ -215,7 +205,7 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
         ("waffle -> food\nwaffle -> art", "row 2: expected 'food', as before, for 'waffle'"),
     ]:
         with pytest.raises(ValueError, match=message):
-            flair_relationship(_write(file, line))
+            flair_relationship(write(file, line))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +232,7 @@ def test_sample_of_flair_is_read(real_data, tmp_path):
     tables = build_table(flair_records(file), FLAIR_LABELS)
     assert {split: len(table) for split, table in tables.items()} == {"train": 2, "val": 1, "test": 1}
     assert tables["train"].labels_of(0) == ("equipment", "structure")
-    cut = _write(tmp_path / "cut.json", file.read_text()[:-30])
+    cut = write(tmp_path / "cut.json", file.read_text()[:-30])
     with pytest.raises(ValueError, match=r"cut\.json, row 4: .*is it cut off"):
         list(flair_records(cut))
 
@@ -322,12 +312,13 @@ def test_real_ucm_labels_are_read(real_data):
 
 
 def test_text_lines_and_what_they_must_hold(tmp_path):
-    file = _lines(
+    file = write(
         tmp_path / "t.jsonl",
         [
             {"text": "heavy rain", "labels": ["weather", "alert"], "user": "u", "split": "train"},
             {"text": "kein Öl", "labels": [], "id": "x", "user": "v", "split": "train"},
         ],
+        lines=True,
     )
     table = build_table(line_records(file))["train"]
     assert table.texts is not None
@@ -341,12 +332,12 @@ def test_text_lines_and_what_they_must_hold(tmp_path):
         ({"image": "/etc/x.png", "labels": []}, "without a way out of its folder"),
     ]:
         with pytest.raises(ValueError, match=message):
-            list(line_records(_lines(file, [row])))
+            list(line_records(write(file, [row], lines=True)))
     twice = {"image": "a.png", "labels": []}
     with pytest.raises(ValueError, match=r"row 2: the id 'a\.png' is that of row 1"):
-        list(line_records(_lines(file, [twice, twice])))
+        list(line_records(write(file, [twice, twice], lines=True)))
     with pytest.raises(ValueError, match=r"row 2: expected one JSON object.*cut off"):
-        list(line_records(_write(file, json.dumps(twice) + '\n{"image": "b')))
+        list(line_records(write(file, json.dumps(twice) + '\n{"image": "b')))
 
 
 # The table ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Columns of owners: how they are called, what their cells mean, and what readers leave out, merge and report."""
 
-import json
 import math
 import warnings
 from pathlib import Path
@@ -16,6 +15,7 @@ from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.datasets.sensor_series import sensor_series
 from confed.datasets.tagged_texts import tagged_texts
+from reader_folders import write
 
 NAMES = ["Oslo"] * 9 + ["oslo "] * 3 + ["Oslo "] * 2 + ["Rom"] * 9 + ["", " ", None]
 """Two clients, a third that differs in case, blanks around names, and three blank cells of 26."""
@@ -66,10 +66,6 @@ def test_what_is_said_of_a_column():
     )
 
 
-def lines(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def pictures(folder: Path) -> list[str]:
     (folder / "images").mkdir(parents=True)
     for number in range(len(NAMES)):
@@ -81,28 +77,28 @@ def pictures(folder: Path) -> list[str]:
 def questions(folder: Path) -> Any:
     rows = [{"image": image, "question": "dark?", "answer": ["yes", "no"][n % 2], "site": name}
             for n, (image, name) in enumerate(zip(pictures(folder), NAMES, strict=True))]  # fmt: skip
-    lines(folder / "q.jsonl", rows)
+    write(folder / "q.jsonl", rows, lines=True)
     return chat_records(folder, columns={"client": "site"}, image_size=8)
 
 
 def labels(folder: Path) -> Any:
     rows = [{"image": image, "labels": ["a", "b"][: n % 2 + 1], "site": name}
             for n, (image, name) in enumerate(zip(pictures(folder), NAMES, strict=True))]  # fmt: skip
-    lines(folder / "labels.jsonl", rows)
+    write(folder / "labels.jsonl", rows, lines=True)
     return labelled_pictures(folder, user_key="site", image_size=8)
 
 
 def classes(folder: Path) -> Any:
     rows = [{"image": image, "label": "ab"[n % 2], "site": name}
             for n, (image, name) in enumerate(zip(pictures(folder), NAMES, strict=True))]  # fmt: skip
-    lines(folder / "labels.jsonl", rows)
+    write(folder / "labels.jsonl", rows, lines=True)
     return labelled_folders(folder, "domain", domain_key="site", shots=0, new="none", image_size=8, validation=0.1)
 
 
 def texts(folder: Path) -> Any:
     folder.mkdir()
     rows = [{"text": f"text {n}", "labels": ["a"], "site": name} for n, name in enumerate(NAMES)]
-    lines(folder / "texts.jsonl", rows)
+    write(folder / "texts.jsonl", rows, lines=True)
     return tagged_texts(folder, "user", user_key="site")
 
 
@@ -131,7 +127,7 @@ def test_rows_of_unseen_places_need_no_client(tmp_path: Path):
         | {"client": "" if n < 6 else "ab"[n % 2], "place": "far" if n < 5 else "near"}
         for n, image in enumerate(pictures(tmp_path / "data"))
     ]
-    lines(tmp_path / "data" / "q.jsonl", rows)
+    write(tmp_path / "data" / "q.jsonl", rows, lines=True)
     with pytest.warns(UserWarning, match="1 of 21 rows have no client and are left out"):
         dataset = chat_records(tmp_path / "data", unseen=["far"], image_size=8)
     assert (len(dataset.unseen["far"]), sorted(dataset.clients)) == (5, ["a", "b"])
@@ -139,6 +135,8 @@ def test_rows_of_unseen_places_need_no_client(tmp_path: Path):
 
 def test_a_partition_of_which_no_row_has_the_column_is_refused(tmp_path: Path):
     pictures(tmp_path / "data")
-    lines(tmp_path / "data" / "q.jsonl", [{"image": "1.png", "question": "q", "answer": "a", "client": " "}])
+    write(
+        tmp_path / "data" / "q.jsonl", [{"image": "1.png", "question": "q", "answer": "a", "client": " "}], lines=True
+    )
     with pytest.raises(ValueError, match="expected a text as 'client' for the partition 'client', got no line"):
         chat_records(tmp_path / "data", "client", image_size=8)

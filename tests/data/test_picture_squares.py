@@ -1,8 +1,6 @@
 """Pictures: conversion to RGB, and errors that name the file."""
 
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from PIL import Image
 from confed.data.encode import encode
 from confed.data.examples import Examples
 from confed.data.intake.opening import read_picture
-from confed.data.pictures import empty_table, fill_table, read_folder, read_tar, resize
+from confed.data.pictures import empty_table, fill_table, resize
 
 
 @pytest.fixture
@@ -93,27 +91,6 @@ def _zeros(texts):
     import torch
 
     return torch.zeros(len(texts), 1, dtype=torch.int64)
-
-
-def test_folder_and_tar_agree(photo, tmp_path):
-    archive = tmp_path / "all.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(photo[0], "./photo.png")
-        broken = tarfile.TarInfo("broken.png")
-        broken.size = 3
-        tar.addfile(broken, io.BytesIO(b"abc"))
-    (inside,) = read_tar(archive, ["photo.png"])
-    (outside,) = read_folder(tmp_path, ["photo.png"])
-    np.testing.assert_array_equal(inside, outside)
-    with pytest.raises(ValueError, match=r"all\.tar:broken\.png"):
-        list(read_tar(archive, ["broken.png"]))
-    with pytest.raises(ValueError, match=r"'gone\.png'.*2 files"):
-        list(read_tar(archive, ["gone.png"]))
-    archive.write_bytes(archive.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"all\.tar"):
-        list(read_tar(archive, ["photo.png"]))
-    with pytest.raises(ValueError, match="got a path"):
-        list(read_folder(tmp_path, ["../photo.png"]))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, IndexError, KeyError, TypeError])

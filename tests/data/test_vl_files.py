@@ -25,6 +25,7 @@ from confed.data.vl_files.vizwiz import (
 )
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.feddat_benchmarks import Amount, frequent_answers
+from reader_folders import write
 
 
 @pytest.fixture
@@ -145,11 +146,6 @@ VCR = {"annot_id": "val-0", "objects": ["person"], "question": ["Who", [0]], "an
        "answer_label": 1, "img_fn": "m/a.jpg"}  # fmt: skip
 ASKED = [{"question_id": 1, "image_id": 7, "question": "Is it?"}]
 ANSWERED = [{"question_id": 1, "image_id": 7, "answer_type": "yes/no", "multiple_choice_answer": "yes", "answers": TEN}]
-
-
-def write(file: Path, value: Any, *, lines: bool = False) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
 
 
 def vqa(folder: Path, asked: Any = ASKED, answered: Any = ANSWERED) -> list[Record]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
+from command_line import confed
 from confed.data.encode import encode
 from confed.data.examples import channels_first
 from confed.data.picture_files import PictureFiles, find_pictures
@@ -86,13 +83,6 @@ def gqa(tmp_path: Path) -> Path:
 
 def made(gqa: Path, out: Path, **options: Any) -> dict[str, Any]:
     return prepare(gqa, gqa / "images", out, Options(**options), predictions=gqa / "predictions.csv")
-
-
-def confed(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 # The mapping ------------------------------------------------------------------------------------------------

@@ -18,11 +18,10 @@ from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import build_table
 from confed.data.options import Options
 from confed.data.partitions import label_skew
-from confed.datasets.coco_labels import coco
 from confed.datasets.flair import FLAIR_LABELS, flair, flair_fine_names
+from confed.datasets.object_labels import coco, voc
 from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
-from confed.datasets.ucm_labels import UCM_LABELS, ucm_labels
-from confed.datasets.voc_labels import voc
+from confed.datasets.ucm import UCM_LABELS, ucm_labels
 from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import LabelEmbeddings, load_label_embeddings, save_label_embeddings
 from confed.prepare.label_embeddings import label_names, write_label_embeddings

@@ -4,19 +4,13 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from confed.data.few_shot import NEW
 from confed.datasets.labelled_folders import labelled_folders
+from reader_folders import picture
 
 OPTIONS = {"partition": "iid", "clients": 2, "shots": 2, "validation_shots": 1, "image_size": 8}
-
-
-def picture(file: Path, value: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((10, 12, 3), value, np.uint8)).save(file)
 
 
 @pytest.fixture

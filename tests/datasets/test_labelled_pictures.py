@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from confed.cli.dataset_description import describe
 from confed.data.examples import Examples, FederatedDataset
@@ -22,20 +20,16 @@ from confed.registry import datasets
 from confed.runs.dataset import load_source
 from confed.runs.encode import load_run_data
 from confed.runs.run import run
+from reader_folders import picture
 
 WORDS = ("tree", "dog", "car")
-
-
-def _picture(file: Path, shade: int, size: tuple[int, int] = (6, 8)) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((*size, 3), shade, dtype=np.uint8)).save(file)
 
 
 def _write(root: Path, rows: list[dict[str, Any]]) -> Path:
     """A folder whose pictures are as bright as their line's number."""
     for number, row in enumerate(rows):
         if "image" in row:
-            _picture(root / "images" / row["image"], number, (6 + number % 3, 8))
+            picture(root / "images" / row["image"], number, (6 + number % 3, 8))
     (root / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return root
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from confed.data.ragged import PackedTexts
-from confed.datasets.dicom_folders import DicomPictures, dicom_folders
-from confed.datasets.nifti_slices import NiftiSlices, nifti_slices
+from confed.datasets.medical_pictures import DicomPictures, NiftiSlices, dicom_folders, nifti_slices
 from confed.registry import datasets
 
 pydicom: Any = pytest.importorskip("pydicom", reason="the extra medical")
@@ -284,6 +283,5 @@ def test_a_folder_of_volumes_is_shared_out(tmp_path: Path) -> None:
 
 def test_the_readers_are_small_and_have_a_name_at_once() -> None:
     assert {"dicom_folders", "nifti_slices"} <= set(datasets.names())
-    for name in ("dicom_folders", "nifti_slices"):
-        file = Path(sys.modules[datasets[name].__module__].__file__ or "")
-        assert len(file.read_text(encoding="utf-8").splitlines()) <= 150
+    files = {sys.modules[datasets[name].__module__].__file__ or "" for name in ("dicom_folders", "nifti_slices")}
+    assert sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in files) <= 200

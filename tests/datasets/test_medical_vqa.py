@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.datasets.path_vqa import path_vqa
-from confed.datasets.slake import slake
-from confed.datasets.vqa_rad import vqa_rad
+from confed.datasets.medical_questions import path_vqa, slake, vqa_rad
+from reader_folders import write
 
 
 def png(number: int) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.full((6, 6, 3), 9 * number, np.uint8)).save(stream, "PNG")
     return stream.getvalue()
-
-
-def write(file: Path, content: bytes | str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def sizes(dataset: Any) -> dict[str, list[int]]:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from confed.data.examples import FederatedDataset
-from confed.datasets.scene_captions import WAYS, scene_captions
-from confed.datasets.scene_descriptions import scene_descriptions
+from confed.datasets.scene_captions import WAYS, scene_captions, scene_descriptions
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 

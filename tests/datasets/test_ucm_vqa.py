@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.datasets.ucm_vqa import ucm_vqa
+from confed.datasets.ucm import ucm_vqa
 from confed.registry import datasets
 from repository import ROOT
 

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from command_line import confed
 from confed.data.picture_tables import NoPictures
 from confed.data.region_files import RegionIndex, StoredRegions, image_number, read_layout, write_regions
 from confed.data.vl_files.records import Record
@@ -24,10 +24,6 @@ from confed.models.grid_features import load_vision_encoder
 from confed.prepare.region_features import Options, prepare
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
-    from confed.cli import main
 
 RNG = np.random.default_rng(7)
 PICTURES = {"train2014": range(9, 49, 2), "val2014": range(10, 30, 2)}
@@ -567,22 +563,16 @@ def test_what_the_dataset_lacks(root: Path, tmp_path: Path):
             vqa_v2(root, **options)
 
 
-def command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(str(ended.value.code))
-
-
 def test_the_command_prints_what_it_found(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = npz(tmp_path / "features", everywhere())
     arguments = ["data", "prepare", "vqa-v2", "--root", root, "--features", folder]
-    assert command(*arguments, "--regions", 4) == 0
+    assert confed(*arguments, "--regions", 4) == 0
     printed = capsys.readouterr().out
     assert "train2014: 60 questions about 20 pictures" in printed
     assert "4 regions x 8" in printed
-    assert command(*arguments, "--json") == 0
+    assert confed(*arguments, "--json") == 0
     assert json.loads(capsys.readouterr().out)["width"] == 8
-    assert command(*arguments, "--regions", 36) == 2
+    assert confed(*arguments, "--regions", 36) == 2
     assert "expected 36 regions, got 4" in capsys.readouterr().err
 
 

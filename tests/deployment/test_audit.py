@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +11,17 @@ import pytest
 
 from command import exit_code
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.audit import audit, erase
+from confed.deployment.audit import REMOVED, audit, erase, retain
 from confed.deployment.server import run_server
 from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.journal_chains import KEY, KNOWN
+from confed.engines.remote.journal_chains import KEY, KNOWN, SEEN, Countersignatures
 from confed.engines.remote.server import Remote
 from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.results.folder import MEMBERS, read_jsonl
+from confed.system.folder_lock import exclusive
 from confed.testing.toy import toy_setup
 from led_recipe import SITES_OF, grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters
@@ -60,6 +63,20 @@ def test_folders_that_were_left_alone_are_sound(folders: Path) -> None:
     privacy = {line.site: line for line in lines if line.journal == "privacy"}
     assert (privacy["client-1"].signed, privacy["client-1"].here, privacy["client-1"].verdict) == (2, 2, "sound")
     assert (privacy["client-0"].here, privacy["client-0"].verdict) == (None, "not at hand")
+
+
+def test_a_run_folder_put_back_from_a_backup_is_named(folders: Path) -> None:
+    site, older = folders / "client-1", folders / "older"
+    shutil.copytree(folders / "server", older)
+    heads = Countersignatures(folders / "server")
+    known = {name: length for name, (length, _) in heads.known("client-1").items()}
+    heads.note("client-1", json.dumps({name: [length + 1, "a" * 32] for name, length in known.items()}))
+    heads.sign()
+    (site / SEEN).write_text(heads.signed("client-1"))
+    wrong = [line for line in audit(older, [site]) if not line.sound]
+    assert {line.journal for line in wrong} == set(known)
+    told = {line.journal: line.verdict for line in wrong}
+    assert f"put back from an old copy: {known['privacy'] + 1} entries were signed" in told["privacy"]
 
 
 def cut(path: Path) -> None:
@@ -119,3 +136,52 @@ def test_an_erased_site_is_in_no_list_and_what_is_left_is_said(tmp_path: Path) -
     assert {line.site for line in audit(state)} == {"cold", "both"}
     with pytest.raises(ValueError, match="has no site 'warm'; there are cold, both"):
         erase(state, "warm")
+
+
+def aged(path: Path, days: float) -> None:
+    when = time.time() - days * 86400
+    for file in (*path.rglob("*"), path):
+        os.utime(file, (when, when))
+
+
+def test_what_is_older_than_retention_goes_and_is_in_the_books(
+    folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = folders / "client-1"
+    (old,) = (site / "state").iterdir()
+    shutil.copytree(old, site / "state" / "newer")
+    (site / "run-2" / "models").mkdir(parents=True)
+    (site / "run-2" / "models" / "a").write_bytes(b"12345")
+    (site / "run").mkdir()
+    for path, days in ((old, 91), (site / "state" / "newer", 89), (site / "run-2", 91), (site / "run", 400)):
+        aged(path, days)
+    chains = {path.name: path.read_bytes() for path in site.glob("*.json*")}
+    assert exit_code(["federation", "retain", str(site), "--days", "90"]) == 0
+    assert not old.exists()
+    assert not (site / "run-2").exists()
+    assert (site / "state" / "newer").is_dir()
+    assert (site / "run").is_dir()
+    assert {path.name: path.read_bytes() for path in site.glob("*.json*") if path.name != REMOVED} == chains
+    entries = read_jsonl(site / REMOVED)
+    assert [(entry["removed"], entry["days"]) for entry in entries] == [(f"state/{old.name}", 90), ("run-2", 90)]
+    assert entries[1]["bytes"] == 5
+    assert "run-2: 5 B, last changed " in capsys.readouterr().err
+    assert retain(site, 90) == []
+    assert all(line.sound for line in audit(folders / "server", [site]))
+
+
+def test_retention_leaves_what_is_in_use(folders: Path) -> None:
+    (folders / "server" / MEMBERS).write_text("[]")
+    (folders / "server" / "checkpoint").mkdir()
+    (folders / "server" / "checkpoint" / "000002.safetensors").write_bytes(b"12")
+    aged(folders / "server" / "checkpoint", 3)
+    with pytest.raises(ValueError, match="goes on, and needs its checkpoints"):
+        retain(folders / "server", 1)
+    (folders / "server" / "summary.json").write_text("{}")
+    assert [line.partition(":")[0] for line in retain(folders / "server", 1)] == ["checkpoint/000002.safetensors"]
+    with pytest.raises(ValueError, match="--days must be at least 1, got 0"):
+        retain(folders / "client-1", 0)
+    with pytest.raises(ValueError, match="neither a server's run folder nor a site's"):
+        retain(folders, 1)
+    with exclusive(folders / "client-1"), pytest.raises(ValueError, match="another process is working in"):
+        retain(folders / "client-1", 1)

@@ -89,7 +89,7 @@ def test_a_site_that_can_join_is_told_so(folder: Path, port: int) -> None:
     findings = check_server(f"localhost:{port}", own / "key", own / "ca.crt")
     assert set(marks(findings).values()) == {"good"}
     assert set(marks(findings)) == {
-        "key", "reachable", "certificate", "listed", "clock", "version of confed", "version of flwr",
+        "key", "reachable", "certificate", "listed", "clock", "protocol", "version of flwr",
     }  # fmt: skip
     assert "for another 365 days" in one(findings, "certificate").text
 
@@ -130,12 +130,12 @@ def test_keys_clocks_and_versions_are_looked_at(
     shutil.copy(own / "key", tmp_path / "key")
     (tmp_path / "key").chmod(0o644)
     assert f"chmod 600 {tmp_path / 'key'}" == one(check_server(server, tmp_path / "key", own / "ca.crt"), "key").advice
-    monkeypatch.setattr(flower_visit, "about", lambda *_: About("0.0.1", "1.40.0", 400.0))
+    monkeypatch.setattr(flower_visit, "about", lambda *_: About("0.0.1", "1.40.0", None, 400.0))
     findings = check_server(server, own / "key", own / "ca.crt")
-    assert marks(findings)["clock"] == marks(findings)["version of confed"] == "bad"
+    assert marks(findings)["clock"] == marks(findings)["protocol"] == "bad"
     assert marks(findings)["version of flwr"] == "mind"
     assert (
-        one(findings, "version of confed").advice
+        one(findings, "protocol").advice
         == "install the file that the coordinator's README names, and check its SHA-256"
     )
     monkeypatch.setattr(flower_visit, "certificate_ends", lambda *_: time.time() + 5 * 86400)

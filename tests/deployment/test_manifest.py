@@ -144,7 +144,7 @@ def test_a_site_that_made_its_own_key_is_signed_again(site: Path, capsys: pytest
     assert "the key of this site is not the one" in refused(site, capsys)
     write_sites(server / "sites.json", read_sites(server / "sites.json") | {"cold": public})
     (server / "recipe.toml").write_text((server / "recipe.toml").read_text().replace("name =", "name  =", 1))
-    assert sign_again(server, server.parent / "authority" / "ca.key") == [server, site.parent / "warm", site]
+    assert sign_again(server, server.parent / "authority" / "ca.key") == [site.parent / "warm", site, server]
     manifest = verified(site, (site / "ca.crt").read_bytes())
     check_site(manifest, "cold", public, recipe=site / "recipe.toml", card=site / "card.json")
     with pytest.raises(ValueError, match="site 'third' is not among those"):
@@ -270,7 +270,8 @@ def test_manifests_without_numbers_count_as_the_oldest(home: Path) -> None:
         def to_bytes(self) -> bytes:
             return json.dumps({**content, "format": 1}).encode()
 
-    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), [server, home])
+    folders = [server, *home.parent.iterdir()]
+    sign(First({}, ""), (server.parent / "authority" / "ca.key").read_bytes(), folders)
     assert verified(home, authority).serial == 0
     assert newer(home)[1].serial == 1
 

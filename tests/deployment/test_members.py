@@ -299,7 +299,7 @@ def test_a_site_with_once_ends_where_it_cannot_take_part(
 
     monkeypatch.setattr(SuperNode, "serve", serve)
     assert once(kit) == 1
-    assert "cannot take part: the version of confed must be the same" in " ".join(capsys.readouterr().err.split())
+    assert "cannot take part: the protocol must be the same or one apart" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_site_without_a_model_is_told_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

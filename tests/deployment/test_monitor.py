@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from confed.deployment.monitor import TOKEN, RunStatus, departures, log_line, monitored, openmetrics, page_served
+from confed.deployment.monitor import TOKEN, Departures, RunStatus, log_line, monitored, openmetrics, page_served
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, StepProgress
 
 SITES = SiteStates({"north": SiteStatus("fit", "", 7, 9), "south <b>": SiteStatus("away", "timed out", 1, 2)})
@@ -92,14 +92,39 @@ def test_a_site_is_told_what_left_it_today(tmp_path: Path) -> None:
         rows.append({"time": now - when, "way": "out", "id": str(number), "error": None, "bytes": size})
     rows.append({"time": now, "way": "out", "id": "9", "error": "Refused: hours", "bytes": 60})
     (tmp_path / "audit.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    told = departures(tmp_path)
+    looked = Departures(tmp_path)
+    told = looked.content()
     assert told["left_today"] == "Today left this site: 2 model updates (2.00 MB), 1 refusal (60 B)."
     assert told["bytes_today"] == 2 * 10**6 + 60
-    assert departures(tmp_path / "new")["left_today"] == "Today left this site: nothing."
+    assert Departures(tmp_path / "new").content()["left_today"] == "Today left this site: nothing."
     (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n')
-    assert departures(tmp_path)["epsilon"] == 3.5
+    assert looked.content()["epsilon"] == 3.5
     (tmp_path / "privacy.jsonl").write_text('{"noise": 1.0, "epsilon": 3.5}\n{"noise": 0.0, "epsilon": null}\n')
-    assert departures(tmp_path)["epsilon"] is None
+    assert looked.content()["epsilon"] is None
+
+
+def test_a_look_reads_what_is_new_in_the_journals_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, read = tmp_path / "audit.jsonl", list[str]()
+
+    def sent(number: int) -> str:
+        asked = {"time": time.time(), "way": "in", "id": str(number), "action": "fit", "bytes": 3}
+        return f"{json.dumps(asked)}\n{json.dumps({**asked, 'way': 'out', 'error': None, 'bytes': 10})}\n"
+
+    log.write_text("".join(map(sent, range(1000))))
+    looked = Departures(tmp_path)
+    assert looked.content()["left_today"] == "Today left this site: 1000 model updates (10.0 kB)."
+    loads = json.loads
+    monkeypatch.setattr("confed.deployment.monitor.json.loads", lambda text: (read.append(text), loads(text))[1])
+    with log.open("a") as file:
+        file.write(sent(1000) + '{"time"')  # a line that is being written
+    assert looked.content()["bytes_today"] == 10_010
+    assert looked.content()["bytes_today"] == 10_010
+    assert len(read) == 2
+    monkeypatch.setattr(time, "strftime", lambda *given: "2099-01-01" if len(given) == 1 else "2026-01-01")
+    assert looked.content()["left_today"] == "Today left this site: nothing."
+    monkeypatch.undo()
+    log.write_text(sent(0))  # another file under the name
+    assert Departures(tmp_path).content()["bytes_today"] == 10
 
 
 class _Hook(BaseHTTPRequestHandler):

@@ -14,6 +14,9 @@ from confed.engines.perform import Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
 from confed.federation.messages import Message
+from confed.release.limits import Release, read_limits
+from confed.release.probe import Estimate
+from confed.release.verdict import BEYOND, WITHIN, judge, verdict
 from confed.testing.toy import toy_setup
 from led_recipe import recipe_of
 
@@ -109,6 +112,17 @@ def test_every_key_has_a_case_one_over_its_limit() -> None:
     assert keys == {*RECIPES, *REQUESTS, "least_examples", "evaluations"}
 
 
+@pytest.mark.parametrize("limit", [entry.name for entry in fields(Release)])
+def test_a_model_one_over_each_limit_of_release_is_beyond_it(limit: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f"rounds = 2\n[release]\n{limit} = 1\n")
+    assert read_policy(file).rounds == 2
+    release, over = read_limits(file), -1 if limit == "least_members" else 1
+    for value, sentence in ((1.0, WITHIN), (1.0 + over, BEYOND.format(limit.replace("_", " ")))):
+        figures = judge([("probe", Estimate(limit, "a title", value, limit=limit))], release)
+        assert verdict(figures, release, 0)[0] == sentence
+
+
 def test_bytes_are_counted_over_restarts_and_anew_each_day(tmp_path: Path) -> None:
     policy = policy_in(tmp_path, "bytes_per_day = 1000000")
     root, day = tmp_path / "site", time.time()
@@ -137,11 +151,11 @@ def test_a_command_line_narrows_a_policy_and_never_widens_it(tmp_path: Path, mon
     ("line", "why"),
     [
         ("rounds = 0", "rounds must be at least 1, got 0"),
-        ("rounds = 1.5", "rounds must be a whole number"),
-        ("rounds = true", "rounds must be a whole number"),
-        ('methods = "fedavg"', "methods must be a list of names"),
+        ("rounds = 1.5", "policy.rounds: Input should be a valid integer"),
+        ("rounds = true", "policy.rounds must be a number, got true"),
+        ('methods = "fedavg"', "policy.methods: Input should be a valid tuple"),
         ('hours = "8-17"', "hours must be like 20:00-06:00"),
-        ("epsilon = 8", "unknown key 'epsilon'; a policy has methods"),
+        ("epsilon = 8", "unknown key policy.epsilon=8; did you mean 'record_epsilon'"),
         ('evaluations = "some"', "evaluations must be default, exact, off"),
         ("client_epsilon = -1", "client_epsilon must be positive"),
         ("= 3", "must be a site's policy in TOML"),

@@ -33,7 +33,7 @@ from confed.deployment.transports import Leading
 from confed.engines.flower.supernode import SuperNode, public_of, read_key, read_public
 from confed.engines.flower.transport import client_app
 from confed.engines.remote.client import Site
-from confed.engines.remote.sites import Timeouts
+from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.system.events import Event, Note, RunProgress, SiteStates
 from led_recipe import SITES_OF, recipe_of
 from repository import SUPPORT
@@ -187,6 +187,32 @@ def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypa
     assert set(led.summary["membership"]["evaluated"]) == set(SITES_OF)
 
 
+def test_ctrl_c_ends_the_server_also_while_a_site_is_added(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    revoke_site(kit / "server", "cold", None)
+    led, look, registries = Led(kit, 30, monkeypatch), SiteRegistry.look, list[SiteRegistry]()
+
+    def noted(registry: SiteRegistry, always: bool = False) -> None:
+        registries.append(registry)
+        look(registry, always)
+
+    monkeypatch.setattr(SiteRegistry, "look", noted)
+
+    def more() -> None:
+        public = public_of(read_key(kit / "sites" / "cold" / "key"))
+        add_site(led.server, "cold", public, None, ("localhost", led.port))
+        time.sleep(0.7)
+        led.join(led.opened("cold"))
+        registry = registries[-1]
+        until(lambda: (look(registry, always=True), "cold" in registry.lines)[-1])
+        raise KeyboardInterrupt  # before the end of the round, at which the server goes on with the new one
+
+    led.at_round[2] = more
+    with pytest.raises(KeyboardInterrupt), led.running("warm", "both"):
+        pass
+    assert len(led.rounds()) == 2
+
+
 def test_a_renewed_certificate_is_shown_to_new_connections(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
     led = Led(kit, 3, monkeypatch)
@@ -295,3 +321,21 @@ def test_the_commands_do_what_they_say(kit: Path, tmp_path: Path, capsys: pytest
     assert list(read_sites(kit / "server" / SITES)) == ["warm", "both", "natural"]
     assert (kit / "sites" / "natural" / "policy.toml").is_file()
     assert verified(kit / "sites" / "natural", (kit / "sites" / "natural" / "ca.crt").read_bytes()).serial == 3
+
+
+@pytest.mark.parametrize("act", ["add", "revoke", "quarantine", "renew", "rotate"])
+def test_a_kit_of_flare_says_that_its_list_is_fixed(act: str, tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    (server / "startup").mkdir(parents=True)
+    (server / SITES).write_text('{"a": "a", "b": "b"}')
+    before = sorted(tmp_path.rglob("*"))
+    acts: dict[str, Callable[[], Any]] = {
+        "add": lambda: add_site(server, "c", "", None, ("localhost", 1)),
+        "revoke": lambda: revoke_site(server, "a", None),
+        "quarantine": lambda: quarantine_site(server, "a", release=False),
+        "renew": lambda: renew_server(server, None, "localhost", 10),
+        "rotate": lambda: rotate_authority(server, tmp_path / "next", 10, encrypted=False),
+    }
+    with pytest.raises(ValueError, match="is a kit of FLARE, whose sites and certificates are those that it was made"):
+        acts[act]()
+    assert sorted(tmp_path.rglob("*")) == before

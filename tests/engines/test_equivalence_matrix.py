@@ -1,7 +1,7 @@
 """The equivalence matrix: every field and hook in every way of execution, as ``federation/equivalence.py`` declares."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ import torch
 
 import matrix_cases
 from confed.engines.executor import InProcess
+from confed.engines.perform import Workspace
 from confed.federation import equivalence
 from confed.federation.algorithm import Algorithm
+from confed.federation.compression import Compression
 from confed.federation.equivalence import HOOKS, LOCAL, OPTIONS, RUN, WAYS, Row, hooks
 from confed.federation.frozen_features import FrozenFeatures
 from confed.federation.local import Local
-from matrix_cases import CASES, FIELDS, OVERRIDES, SGD, UNASKED, Outcome, Plain, apart, outcome, setup_of
+from confed.recipes.run_section import RunSection
+from confed.runs.at_once import clients_at_once
+from matrix_cases import CASES, FIELDS, OVERRIDES, SGD, SIZES, UNASKED, Outcome, Plain, apart, outcome, setup_of
 from refusals import refuses
 
 TABLES = {"local": LOCAL, "algorithm": OPTIONS, "run": RUN, "hook": HOOKS}
@@ -97,6 +101,34 @@ def test_cell(name: str, way: str):
 @pytest.mark.parametrize(("name", "way"), cells("resumed"))
 def test_resumed_cell(name: str, way: str, tmp_path: Path):
     compare(name, way, lambda given: outcome(given, folder=tmp_path))
+
+
+@pytest.mark.parametrize("direction", RUN)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("algorithm.")])
+def test_option_beside_compression(name: str, direction: str):
+    method, packed = CASES[name].algorithm, {direction: Compression(8)}
+    if row_of(name).packed == "refused":
+        with pytest.raises(ValueError, match=rf"run\.{direction} must be left out for Plain: "):
+            setup_of(method, SGD, **packed)
+        return
+    together = outcome(setup_of(method, SGD, **packed))
+    assert together.errors == {}
+    assert apart(together, outcome(setup_of(method, SGD))) > 0.0
+    assert apart(together, outcome(setup_of(Plain(), SGD, **packed))) > 0.0
+    assert apart(together, matrix_cases.workers(setup_of(method, SGD, **packed))) == 0.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_a_run_is_one_or_within_the_tolerance(name: str):
+    case = CASES[name]
+    given = setup_of(case.algorithm, case.local, **case.run)
+    chosen = clients_at_once(RunSection(), given, Workspace(given.model()))
+    stacks = row_of(name).result("stacked", case.value) in ("within 1e-5", "not asked")
+    assert chosen.clients == (len(SIZES) if stacks else 1)
+    if stacks:
+        together = outcome(replace(given, batch_clients=chosen.clients))
+        assert together.executor.unbatchable_reason == ""
+        assert apart(reference(name), together) < 1e-5
 
 
 @pytest.fixture(scope="module")

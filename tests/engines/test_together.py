@@ -105,7 +105,7 @@ def test_the_proximal_term_takes_part():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"algorithm": Scaffold()}, "does not say that its objective is one loss per batch"),
+        ({"algorithm": Scaffold()}, "Scaffold overrides 'fit'"),
         ({"build": lambda: Small(dropout=0.1)}, "dropout"),
         ({"build": lambda: Small(norm=True), "data": {"a": tables()["c1"], "b": tables()["c3"]}}, "normalises"),
         ({"local": replace(SGD, schedule=Schedule("cosine"))}, "schedule"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -330,6 +331,27 @@ def test_rows_with_kept_features_are_not_gathered():
     changed = rows(torch.arange(8))
     changed["x"].add_(1)
     assert torch.equal(model(changed).logits, model.head(model.second(model.first(x + 1))))
+
+
+def test_pictures_with_labels_are_read_when_asked_for():
+    from confed.data.examples import TableData
+    from confed.data.ragged import Ragged, end_to_end
+    from confed.data.table import Table
+    from confed.data.targets import SparseLabels
+    from confed.federation.protocols import FromRows
+
+    pictures = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    labels = SparseLabels(Ragged(*end_to_end([np.array(row, dtype=np.int32) for row in ([0], [1, 2], [], [2])])), 3)
+    table = Table(pictures, torch.arange(4), {}, labels=labels)
+    data = TableData(table, table, table, known=0.75)
+    (drawn,) = data.train(4, torch.Generator().manual_seed(0))
+    assert isinstance(drawn, FromRows)
+    assert drawn["labels"][drawn.rows.argsort()].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0], [0, 0, 1]]
+    assert drawn["known"].shape == (4, 3)
+    assert drawn.same_rows(["image", "labels"])
+    assert not drawn.same_rows(["image", "known"])
+    drawn["labels"].add_(1)
+    assert not drawn.same_rows(["image"])
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(1, [8, 8]), (3, [8, 8, 8]), (4, [FIRST, 8, 0, 0])])

@@ -1,21 +1,15 @@
 """Convolutions with averaged words: which inputs count, an independent pass, what learns, faults."""
 
+from functools import partial
+
 import torch
 from torch.nn import functional as F
 
 from confed.models import create_model, create_tokenizer
 from confed.models.cnn_words import cnn_words
+from small_pictures import asked_pictures
 
-
-def batch(size=4, side=64, length=6, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    mask = torch.ones(size, length, dtype=torch.int64)
-    mask[0, 3:] = 0
-    return {
-        "image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8),
-        "text": torch.randint(1, 9, (size, length), generator=rng),
-        "text_mask": mask,
-    }
+batch = partial(asked_pictures, 9, length=6, first=3)
 
 
 def test_the_pass_equals_one_written_out():

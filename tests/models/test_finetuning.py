@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from confed.models.finetuning import Finetuning, Places, Prompt, finetune
 from confed.models.vilt import vilt_b32, vilt_tiny
+from small_pictures import asked_pictures
 
 ANSWERS, VOCABULARY = 7, 30
 KINDS = ("adapters", "lora", "ia3", "prompt", "bias")
@@ -21,13 +22,7 @@ def full_size(trainable, **peft):
         return vilt_b32(100, trainable=trainable, peft=Finetuning(**peft))
 
 
-def batch(size=4):
-    rng = torch.Generator().manual_seed(0)
-    return {
-        "image": torch.randint(0, 256, (size, 3, 64, 64), generator=rng, dtype=torch.uint8),
-        "text": torch.randint(0, VOCABULARY, (size, 9), generator=rng),
-        "text_mask": torch.ones(size, 9, dtype=torch.int64),
-    }
+batch = functools.partial(asked_pictures, VOCABULARY, first=9)
 
 
 def trained(model, without=("classifier.", "heads.")):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from command_line import confed
 from confed.data.chat import asked
 from confed.federation.protocols import Batch
 from confed.federation.specs import model_spec
@@ -363,7 +364,6 @@ def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
 
 
 def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from confed.cli import main
     from confed.models.hf.description import describe
 
     found = describe("tiny:llava", peft=Finetuning(rank=2))
@@ -381,21 +381,15 @@ def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys:
     plain.save_pretrained(tmp_path)  # type: ignore[operator]
     tiny("llava")[1].save_pretrained(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: none of ours\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "model", str(tmp_path), "model.trainable=prompt", "model.base=bf16", "--json"])
-    assert ended.value.code == 0
+    assert confed("doctor", "model", tmp_path, "model.trainable=prompt", "model.base=bf16", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["model"]["licence"] == "apache-2.0"
     assert said["learning"]["kind"] == "prompt in language"
     assert "in bf16" in said["memory"]["weights"]
     for wrong, message in (("model.bass=nf4", "bass"), ("task.name=chat", "takes settings of model")):
-        with pytest.raises(SystemExit) as ended:
-            main(["doctor", "model", "tiny:llava", wrong])
-        assert ended.value.code == 2
+        assert confed("doctor", "model", "tiny:llava", wrong) == 2
         assert message in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "model"])
-    assert ended.value.code == 2
+    assert confed("doctor", "model") == 2
     assert "confed doctor takes nothing, or model SOURCE; got 'model' alone" in capsys.readouterr().err
 
 

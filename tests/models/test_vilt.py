@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,19 +9,10 @@ from confed.models.finetuning import Finetuning
 from confed.models.heads import task_head
 from confed.models.vilt import Vilt, answer_head, vilt_b32, vilt_mini, vilt_tiny
 from larger_values import spread
+from small_pictures import asked_pictures
 
 ANSWERS, VOCABULARY = 7, 30
-
-
-def batch(size=4, length=9, side=64, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    mask = torch.ones(size, length, dtype=torch.int64)
-    mask[0, 5:] = 0
-    return {
-        "image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8),
-        "text": torch.randint(0, VOCABULARY, (size, length), generator=rng),
-        "text_mask": mask,
-    }
+batch = partial(asked_pictures, VOCABULARY)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 48)])

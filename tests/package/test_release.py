@@ -1,6 +1,8 @@
 """What a release consists of: one version, small files, and container files whose commands exist."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 import warnings
 from pathlib import Path
@@ -38,20 +40,62 @@ def test_wheel_holds_the_package_and_the_page_on_papers() -> None:
     assert papers()["fedavg"].source.startswith("McMahan")
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile"])
-def test_commands_of_containers_exist(file: str) -> None:
+PACKAGING = ROOT / "packaging"
+COMPOSE = ["compose.yaml", "packaging/server/compose.yaml", "packaging/site/compose.yaml"]
+UNITS = ["packaging/confed-server.service", "packaging/confed-site@.service"]
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """The words behind `confed` of every command line in a file."""
+    written_out = re.findall(r"confed ((?:federation new|client|server|run)[^\"\n`]*)", text)
+    listed = re.findall(r'command: \[("(?:server|client)".*)\]', text)
+    return [line.split() for line in written_out] + [re.findall(r'"([^"]+)"', line) for line in listed]
+
+
+@pytest.mark.parametrize("file", [*COMPOSE, *UNITS, "Dockerfile"])
+def test_commands_of_containers_and_units_exist(file: str) -> None:
     verbs = command_line().commands
-    text = (ROOT / file).read_text(encoding="utf-8")
-    lines = re.findall(r"confed ((?:federation new|client|server|run)[^\"\n]*)", text)
-    lines += [" ".join(re.findall(r'"([^"]+)"', given)) for given in re.findall(r"command: \[(\"server\".*)\]", text)]
+    lines = command_lines((ROOT / file).read_text(encoding="utf-8"))
     assert lines
-    for line in lines:
-        words = line.split()
+    for words in lines:
         verb = verbs[words[0]]
         if words[0] == "federation":
             verb = verb.commands[words[1]]
         known = {option for parameter in verb.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known, line
+        assert {word for word in words if word.startswith("--")} <= known, words
+
+
+@pytest.mark.parametrize("party", ["server", "site"])
+def test_a_partys_container_is_confined_and_watched(party: str) -> None:
+    content = yaml.safe_load((PACKAGING / party / "compose.yaml").read_text(encoding="utf-8"))
+    service = content["services"][party]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["user"].partition(":")[0] not in ("", "0", "root")
+    assert service["restart"] == "on-failure"
+    assert set(service.get("secrets", ())) <= set(content.get("secrets", ()))
+    command = service["command"]
+    page = command[command.index("--page") + 1]
+    assert f"http://127.0.0.1:{page}/healthz" in service["healthcheck"]["test"][-1]
+    written = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert written == ["work:/work"], "all else is mounted read-only"
+    assert command[command.index("--state" if party == "server" else "--private") + 1].startswith("/work/")
+
+
+@pytest.mark.parametrize("file", UNITS)
+def test_units_are_confined_by_systemds_own_measure(file: str, tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no systemd here")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert re.search(r"^User=confed$", text, re.MULTILINE)
+    unit = tmp_path / Path(file).name.replace("@", "@sports")
+    unit.write_text(text.replace("/opt/confed/bin/confed", "/bin/true"), encoding="utf-8")
+    for arguments in (["verify"], ["security", "--offline=true", "--threshold=20"]):  # tenths: 2.0 of 10 is "OK"
+        checked = subprocess.run([analyze, *arguments, unit], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout[-300:] + checked.stderr
+        assert "confed" not in checked.stderr, checked.stderr
 
 
 def test_compose_file_names_what_it_declares() -> None:

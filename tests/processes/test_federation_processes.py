@@ -1,6 +1,8 @@
 """Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
 
 import json
+import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from confed.deployment.demo import demonstrate, free_port, parties, started
 from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
+from confed.system.release import PROTOCOL, VERSION
 from real_processes import (
     BICSL,
     OWN,
@@ -24,6 +27,7 @@ from real_processes import (
     same_as_simulated,
     until,
 )
+from repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -174,3 +178,40 @@ def test_a_list_with_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with started({"server": commands["server"]}) as running:
         assert running["server"].wait(timeout=240) == 2
     assert "no client 'nobody'" in (tmp_path / "server" / "log.txt").read_text()
+
+
+def another_version(folder: Path, protocol: int) -> str:
+    """A copy of confed that speaks another protocol and knows a setting more; its folder, for PYTHONPATH."""
+    shutil.copytree(ROOT / "src" / "confed", folder / "confed", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, before, after in (
+        ("system/release.py", f"PROTOCOL = {PROTOCOL}\n", f"PROTOCOL = {protocol}\n"),
+        ("system/release.py", f'VERSION = "{VERSION}"', 'VERSION = "9.9"'),
+        (
+            "federation/algorithm.py",
+            "    traits: ClassVar[Traits]",
+            "    later: float = field(default=0.5, kw_only=True)\n\n    traits: ClassVar[Traits]",
+        ),
+    ):
+        path = folder / "confed" / file
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after, 1))
+    return str(folder)
+
+
+def test_a_site_of_the_next_version_takes_part_and_a_later_one_is_told(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg")
+    root = tmp_path / "fed"
+    commands = made(root, recipe, "--minimum", "2", "--wait", "60")
+    for site, steps in (("warm", 1), ("cold", 2)):
+        command, folder = commands[site]
+        paths = [another_version(tmp_path / site, PROTOCOL + steps), os.environ.get("PYTHONPATH", "")]
+        commands[site] = (["env", f"PYTHONPATH={os.pathsep.join(paths)}", *command], folder)
+    with started(commands) as running:
+        assert running["cold"].wait(timeout=600) == 1
+        ended(running["server"], root / "server" / "log.txt")
+    told = (root / "sites" / "cold" / "log.txt").read_text()
+    assert f"this site has {PROTOCOL + 2} (confed 9.9), the server has {PROTOCOL} (confed {VERSION})" in told
+    assert "Traceback" not in told
+    lines = read_jsonl(root / "server" / "state" / "metrics.jsonl")
+    assert [sorted(line["loss"]) for line in lines if line["event"] == "round"] == [["both", "warm"]] * 3

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from command_line import confed as command
+from confed.analysis.case import Case
 from confed.data.regions import HeldRegions
 from confed.data.table import Table
 from confed.recipes.recipe import load_recipe
-from confed.release.case import Case
 from confed.release.probe import Estimate, Finding
 from confed.release.probes import answers, inversion
 from confed.release.probes.answers import NONE, defences

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import confed
 from command_line import confed as command
+from confed.analysis.case import Case
 from confed.cli.attack import PROBES
 from confed.recipes.recipe import load_recipe
 from confed.release.account import sent_by_site, spans, tensor_kinds
-from confed.release.case import Case
 from confed.release.gains import compared
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes

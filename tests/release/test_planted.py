@@ -1,17 +1,17 @@
 """A record repeated twenty times in real trainings, found by its probe; clean controls beside it, which are not."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from confed.analysis.case import TEST, TRAIN, Case, Part, with_other_words
 from confed.metrics.statistics import LEVEL, holm
 from confed.recipes.recipe import load_recipe
-from confed.release.case import TEST, TRAIN, Case, Part
 from confed.release.probe import Estimate
-from confed.release.probes import records
+from confed.release.probes import properties, records, text
 from confed.release.roc import Scored
 from confed.runs.run import run
 
@@ -20,24 +20,43 @@ SMALL = (
     "data.classes=8", "data.shots=12", "data.validation_shots=2", "data.test_per_class=4", "data.new=none",
     "data.partition=iid", "run.gallery=0", "local.lr=0.01", "local.epochs=3", "run.evaluate_every=0",
 )  # fmt: skip
+CAPTIONS = (
+    "study.methods=[]", "algorithm.name=fedavg", "data.texts=0", "data.documents=0", "data.reader=false",
+    "data.train=30", "data.validation=2", "data.test=2", "data.captions=1", "data.unseen=[]", "task.beams=1",
+    "model.width=32", "model.layers=1", "run.rounds=4", "run.evaluate_every=0", "run.gallery=0", "local.lr=4e-3",
+)  # fmt: skip
+OVERFITTED = (
+    "study.methods=[]", "algorithm.name=local", "model.trainable=head", "model.head=linear", "run.rounds=3",
+    "data.classes=44", "data.shots=9", "data.validation_shots=2", "data.test_per_class=9", "data.new=none",
+    "data.partition=iid", "run.gallery=0", "local.lr=0.1", "local.epochs=20", "local.batch_size=128",
+    "run.evaluate_every=0",
+)  # fmt: skip
 COPIES = 20
-OTHER_ATTACKS = 14  # p-values of a dossier's other probes, at most, over which corrections go too
-NEW_SEEDS = range(300, 310)  # none of them was used to choose the attack
+OTHER_ATTACKS = 16  # p-values of a dossier's other probes, at most, over which corrections go too
+NEW_SEEDS = range(400, 410)  # none of them was used to choose the attack, as 20 to 29 and 308 were
 
 
-def small_run(folder: Path, seed: int) -> Case:
+def small_run(folder: Path, seed: int, recipe: str = "prompts_scenes", settings: Sequence[str] = SMALL) -> Case:
     """A finished run with a seed of its own."""
-    run(load_recipe("prompts_scenes", (*SMALL, f"run.seed={seed}")), folder)
+    run(load_recipe(recipe, (*settings, f"run.seed={seed}")), folder)
     return Case(folder)
 
 
 def plant(case: Case, copies: int) -> tuple[str, torch.Tensor]:
-    """Puts copies of the first site's hardest record into the run, which is trained anew; where they are."""
+    """Puts copies of the first site's hardest record into the run, which is trained anew; where they are.
+
+    Where the model writes the record has a sentence of random words.
+    """
     site = case.sites[0]
     table = case.table(site, TRAIN)
-    hardest = int(case.losses(case.released, {site: torch.arange(len(table))}, TRAIN).argmax())
+    hardest = int(case.learnt_losses(case.released, {site: torch.arange(len(table))}).argmax())
     rows = torch.cat([torch.arange(len(table)), torch.full((copies - 1,), hardest)])
     columns = {name: column[rows] for name, column in table.columns.items()}
+    if case.writes:
+        rng = torch.Generator().manual_seed(case.setup.seed)
+        words = columns["text"][:, 1:]
+        sentence = with_other_words(columns["text"][hardest], words[words != 0], rng)
+        columns["text"] = torch.where((rows == hardest)[:, None], sentence, columns["text"])
     more = replace(table, image_index=table.image_index[rows], columns=columns)
     everyone = {**case.everything, site: torch.arange(len(rows))}
     case.setup = replace(case.setup, population=Part(case.setup.population, everyone, {site: more}))
@@ -71,8 +90,7 @@ def controls(case: Case, site: str, copies: torch.Tensor) -> list[Estimate]:
     measures += records._curve(members, others, "canaries", 0, "")
     kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
     case.released = case.trained(kept)
-    case.replay = SimpleNamespace(last=dict(case.newest_sent)), True  # type: ignore[assignment]
-    return [*measures, *records._memorised(case, site, copies).measures]
+    return [*measures, *records.repeated(case, site, copies, kept).measures]
 
 
 def test_a_repeated_record_stands_out_and_controls_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +120,67 @@ def test_most_repeated_records_of_new_seeds_are_found(tmp_path: Path) -> None:
     for seed in NEW_SEEDS:
         case = small_run(tmp_path / str(seed), seed)
         site, copies = plant(case, COPIES)
-        planted = corrected(list(records._memorised(case, site, copies).measures))
+        planted = corrected(list(records.repeated(case, site, copies, case.everything).measures))
         control = corrected(controls(case, site, copies))
         print(seed, planted, control, flush=True)
         found += min(planted.values()) < LEVEL
         flagged += min(control.values()) <= LEVEL
-    assert found >= 8  # some records the small head does not learn even from twenty copies
+    assert found == 10
     assert flagged <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
+    flagged = found = 0
+    for seed in NEW_SEEDS:
+        case = small_run(tmp_path / str(seed), seed, "captions_scenes", CAPTIONS)
+        site, copies = plant(case, COPIES)
+        place = records.most_repeated(case)
+        assert place is not None
+        assert place[1].tolist() == copies.tolist()
+        planted = corrected(list(records.repeated(case, site, copies, case.everything).measures))
+        written = {measured.name: measured for measured in text.PROBE.look(case, 60.0).measures}
+        kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
+        case.released = case.trained(kept)
+        control = corrected(list(records.repeated(case, site, copies, kept).measures))
+        words = written["repeated_words"]
+        print(seed, planted, control, words.value, words.chance, written["exposure_mean"].p, flush=True)
+        found += min(planted.values()) < LEVEL
+        flagged += min(control.values()) <= LEVEL
+    assert found == 10
+    assert flagged <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sites_with_a_class_of_their_own_are_found(tmp_path: Path) -> None:
+    flagged = found = 0
+    for seed in NEW_SEEDS:
+        case = small_run(tmp_path / str(seed), seed)
+        examined = [] if properties.PROBE.excluded(case) else properties.PROBE.look(case, 60.0).measures
+        control = corrected(list(examined))
+        case = Case(tmp_path / str(seed))
+        owner = case.sites[seed % len(case.sites)]
+        for site in case.sites:
+            labels = case.table(site, TRAIN).columns["label"]
+            labels[labels == 3] = 3 if site == owner else 4
+        measures = {measured.name: measured for measured in properties.PROBE.look(case, 60.0).measures}
+        planted = corrected(list(measures.values()))
+        print(seed, planted, measures["properties_owner"].value, control, flush=True)
+        found += min(planted.values()) < LEVEL and measures["properties_owner"].value == 1.0
+        flagged += min(control.values(), default=1.0) <= LEVEL
+    assert found == 10
+    assert flagged <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_members_of_an_overfitted_run_are_told_from_others(tmp_path: Path) -> None:
+    case = small_run(tmp_path / "run", 0, "prompts_scenes", OVERFITTED)
+    finding = records._released(case, 16, "membership")
+    auc = finding.measures[0]
+    others = sum(map(len, case.records(TEST).values()))
+    print(auc, others)
+    assert min(auc.count, others) >= records.ENOUGH
+    assert auc.value >= 0.7

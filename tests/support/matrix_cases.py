@@ -289,7 +289,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "accumulator": ("float64",),
     "server": (ServerOptimizer("adam"), ServerOptimizer("momentum", lr=0.5)),
     "robust": (RobustMean("median"),),
-    "update_privacy": (UpdatePrivacy(clip=0.05),),
+    "update_privacy": (UpdatePrivacy(clip=0.05), UpdatePrivacy(clip=0.05, noise=0.5)),
     "record_privacy": (RecordPrivacy(clip=0.05),),
     "secure_sum": (SecureSum(),),
 }

@@ -11,16 +11,19 @@ from PIL import Image
 CATEGORIES = {"person": (1, "person"), "cat": (17, "animal"), "dog": (18, "animal"), "unicorn": (19, "animal")}
 
 
-def picture(file: Path, shade: int = 0) -> None:
-    """A plain picture of 8 x 6 pixels."""
+def picture(file: Path, shade: int = 0, size: tuple[int, int] = (6, 8)) -> None:
+    """A plain picture, by default of 8 x 6 pixels."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 8, 3), shade, np.uint8)).save(file)
+    Image.fromarray(np.full((*size, 3), shade, np.uint8)).save(file)
 
 
-def write(file: Path, content: Any, *, lines: bool = False) -> None:
-    """JSON, or JSON lines."""
+def write(file: Path, content: Any, *, lines: bool = False) -> Path:
+    """A file with a text or bytes as they are, else JSON, or JSON lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(map(json.dumps, content)) if lines else json.dumps(content))
+    if not isinstance(content, str | bytes):
+        content = "".join(f"{json.dumps(row)}\n" for row in content) if lines else json.dumps(content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
 
 
 def coco_split(root: Path, split: str, pictures: Mapping[int, Sequence[str]]) -> None:

@@ -1,12 +1,12 @@
 """Labelled random pictures of 16 x 16 pixels, with four words each where asked for, and a small network for them."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
 
-__all__ = ["Small", "labelled_pictures"]
+__all__ = ["Small", "asked_pictures", "labelled_pictures"]
 
 
 class Small(nn.Module):
@@ -38,3 +38,17 @@ def labelled_pictures(count: int, rng: torch.Generator, words: bool = False) -> 
         columns["text_mask"] = torch.ones(count, 4, dtype=torch.int64)
     pictures = torch.randint(0, 256, (max(count, 1), 3, 16, 16), generator=rng).to(torch.uint8)
     return Table(pictures, torch.arange(count), columns)
+
+
+def asked_pictures(
+    vocabulary: int, size: int = 4, side: int = 64, length: int = 9, first: int = 5, seed: int = 0
+) -> dict[str, Tensor]:
+    """Random pictures with questions as tokens, of which the first one is shorter."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.ones(size, length, dtype=torch.int64)
+    mask[0, first:] = 0
+    return {
+        "image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8),
+        "text": torch.randint(0, vocabulary, (size, length), generator=rng),
+        "text_mask": mask,
+    }

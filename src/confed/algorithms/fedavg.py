@@ -15,4 +15,4 @@ from confed.federation.traits import Traits
 class FedAvg(Algorithm):
     """Federated averaging: every default of :class:`Algorithm`."""
 
-    traits = Traits(reference=1, unbatchable_reason="")
+    traits = Traits(reference=1)

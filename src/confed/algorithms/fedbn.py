@@ -34,7 +34,12 @@ class FedBN(Algorithm):
 
     layers: Literal["batch", "all"] = "batch"
     norms: tuple[str, ...] = ()
-    traits = Traits(group="personalisation", has_global=False, neutral="normalisation layers are never shared")
+    traits = Traits(
+        group="personalisation",
+        has_global=False,
+        neutral="normalisation layers are never shared",
+        unbatchable_reason="batch normalisation is over one client's examples",
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the normalisation layers that the model trains.

@@ -17,7 +17,6 @@ class LocalOnly(Algorithm):
         group="references",
         has_global=False,
         communicates=False,
-        unbatchable_reason="",
         neutral="nothing is shared, so it never becomes FedAvg",
     )
 

@@ -73,6 +73,7 @@ class ModalityTransformer(Algorithm):
         private_beside=True,
         made_for="modalities",
         neutral={"lam": 0.0, "finetune_epochs": 0},
+        unbatchable_reason="clients of other modalities have tensors of their own",
         search={"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)},
     )
 

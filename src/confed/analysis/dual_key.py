@@ -21,7 +21,6 @@ from confed.analysis.victim import (
     Victim,
     expand,
     names_of,
-    open_victim,
     percent_cell,
     scores,
     test_examples,
@@ -36,6 +35,7 @@ from confed.recipes.recipe import load_recipe
 from confed.report.tables.table import Cell, Column, Table
 from confed.results.folder import RunFolder
 from confed.results.summary import average
+from confed.runs.samples import fill
 from confed.system.events import Note, Progress, ignore
 
 GLOBAL = "global"
@@ -79,10 +79,10 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
         return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))
 
     rows = [row(GLOBAL, victim.places, None)]
-    for place in victim.places if victim.setup.algorithm.traits.has_personal else ():
+    for place in victim.places if victim.algorithm.traits.has_personal else ():
         file = RunFolder(victim.folder).personal_model(place)
         if file.is_file():
-            victim.fill(load_file(file))
+            fill(victim.workspace, load_file(file))
             rows.append(row(place, [place], place in malicious))
     return rows
 
@@ -201,7 +201,7 @@ def dual_key(folders: Sequence[Path], *, examples: int = 200, seed: int = 0, pro
         key = key_of(first if data is None else data)
         if key != key_of(first):
             notes.append(f"{name} has other keys, and is tested with these: {key.word!r} and {key.target!r}")
-        opened += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
+        opened += _ask(Victim(run, name=name), key, malicious, data is not None, examples, seed)
 
     values: dict[str, Any] = {
         "kind": "dual-key",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, percent_cell, points_cell
+from confed.analysis.case import TEST
+from confed.analysis.victim import Finding, Victim, expand, names_of, percent_cell, points_cell
 from confed.federation.randomness import derive
 from confed.federation.specs import model_spec
 from confed.losses.label_states import UNKNOWN, share_of_states
@@ -61,7 +62,7 @@ def tell(
     told_rows: list[Told] = []
     labels: dict[str, str] = {}
     for folder, name in zip(paths, names_of(paths), strict=True):
-        victim = open_victim(folder, client, name)
+        victim = Victim(folder, client, name)
         if victim.run_data.dataset.kind != "labels":
             raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
         if not model_spec(victim.model).reads_states:
@@ -84,7 +85,7 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
     truth: list[Tensor] = []
     size = victim.setup.local.eval_batch_size
     for place in victim.places:
-        table = victim.run_data.clients[place].tables[2]
+        table = victim.table(place, TEST)
         for start in range(0, len(table), size):
             batch = table.batch(torch.arange(start, min(start + size, len(table))))
             truth.append(batch["labels"].bool().cpu())
@@ -110,7 +111,7 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
 
 def _probabilities(victim: Victim, batch: Any) -> Tensor:
     with torch.no_grad():
-        probabilities, _, _ = victim.task.scores(victim.predict(batch), batch)
+        probabilities, _, _ = victim.task.scores(victim.network(batch), batch)
     return probabilities
 
 

@@ -37,14 +37,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from confed.analysis.case import TRAIN
 from confed.analysis.victim import (
     Finding,
+    Linear,
     Questions,
     Victim,
     draw_questions,
     expand,
+    fit_linear,
     names_of,
-    open_victim,
     ordinary_words,
     percent_cell,
     points_cell,
@@ -54,6 +56,7 @@ from confed.comparison.records import distinct_labels
 from confed.federation.protocols import Batch, Forward
 from confed.federation.randomness import generator
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
+from confed.federation.specs import model_spec
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.report.tables.cells import p_cell
@@ -147,7 +150,7 @@ class Bounds:
 
     low: Tensor
     high: Tensor
-    spread: Tensor  # the unit of eps: the standard deviation, or 1 for absolute units
+    spread: Tensor  # the unit of eps: the standard deviation, or a level of a pixel
 
 
 @dataclass(frozen=True)
@@ -163,16 +166,16 @@ class Triggered:
     token: Tensor | None = None
 
 
+STEP = 2.5  # size of all steps together relative to eps, with which a search can cross the whole ball
+WORD_STEP = 0.5  # size of a step of the embedding, in spreads of the words' embeddings
+
+
 @dataclass(frozen=True)
 class Trojan:
     """How the attack searches."""
 
     eps: Annotated[float, NOT_NEGATIVE] = 1.0  # largest change of a value, in units of spread
     steps: Annotated[int, AT_LEAST_ONE] = 20
-    # their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball
-    step: Annotated[float, NOT_NEGATIVE] = 0.0
-    # size of a step of the embedding, in spreads of the words' embeddings
-    word_step: Annotated[float, NOT_NEGATIVE] = 0.5
 
     def __post_init__(self) -> None:
         check_fields(self, "")
@@ -238,7 +241,7 @@ class Trojan:
         """Where the search begins in the picture, and a step of it."""
         radius, low, high = self._ball(clean, key, bounds)
         noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
-        size = (self.step or 2.5 / self.steps) * radius
+        size = STEP / self.steps * radius
 
         def move(x: Tensor, gradient: Tensor) -> Tensor:
             return torch.clamp(x + size * gradient.sign(), low, high)
@@ -254,7 +257,7 @@ class Trojan:
         rows = torch.arange(len(position), device=position.device)
         clean = text.embedding.weight.detach()[batch["text"][rows, position]]
         noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
-        size = self.word_step * bounds.spread
+        size = WORD_STEP * bounds.spread
 
         def move(e: Tensor, gradient: Tensor) -> Tensor:
             return torch.clamp(e + size * gradient.sign(), bounds.low, bounds.high)
@@ -320,49 +323,22 @@ def displacement(activations: Activations, clean: Tensor) -> Objective:
     return lambda batch: (activations(batch) - clean).square().sum(1)
 
 
-@dataclass(frozen=True)
-class Head:
-    """A linear classifier that an attacker trained on top of the known part of the model."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, activations: Tensor) -> Tensor:
-        return F.linear(activations, self.weight, self.bias)
-
-
-def surrogate_loss(activations: Activations, head: Head) -> Objective:
+def surrogate_loss(activations: Activations, head: Linear) -> Objective:
     """Cross-entropy of the right answers under the attacker's own head."""
     return lambda batch: F.cross_entropy(head(activations(batch).float()), batch["label"], reduction="none")
 
 
-def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1e-3, steps: int = 100) -> Head:
-    """Multinomial logistic regression from zero on standardised activations, by L-BFGS; nothing in it is random."""
+def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1e-3) -> Linear:
+    """Multinomial logistic regression on standardised activations."""
     if not len(labels):
         raise ValueError("a surrogate head needs at least one example of the attacker's own, got none")
-    with torch.inference_mode(False), torch.enable_grad():
-        x = activations.detach().clone().float()
-        centre, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
-        x = (x - centre) / scale
-        weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
-        bias = torch.zeros(classes, device=x.device, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(F.linear(x, weight, bias), labels) + decay * weight.square().sum()
-            loss.backward()  # pyright: ignore[reportUnknownMemberType]
-            return loss
-
-        optimizer.step(closure)  # pyright: ignore[reportUnknownMemberType, reportArgumentType]
-    weight = weight.detach() / scale
-    return Head(weight, bias.detach() - weight @ centre)
+    return fit_linear(activations, torch.zeros(classes), lambda scores: F.cross_entropy(scores, labels), decay)
 
 
 # What occurs ------------------------------------------------------------------------------------------------
 
 
-def feature_bounds(batches: Iterable[Batch], *, absolute: bool = False) -> Bounds:
+def feature_bounds(batches: Iterable[Batch]) -> Bounds:
     """Minimum, maximum and standard deviation of every feature dimension over the regions of clean training data."""
     count, least, most, moments = 0, list[Tensor](), list[Tensor](), list[Tensor]()
     for batch in batches:
@@ -375,7 +351,7 @@ def feature_bounds(batches: Iterable[Batch], *, absolute: bool = False) -> Bound
     if not count:
         raise ValueError("the bounds of features need at least one region of training data, got none")
     mean, square = torch.stack(moments).sum(0) / count
-    spread = torch.ones_like(mean) if absolute else (square - mean.square()).clamp_min(0).sqrt()
+    spread = (square - mean.square()).clamp_min(0).sqrt()
     return Bounds(torch.stack(least).amin(0).float(), torch.stack(most).amax(0).float(), spread.float())
 
 
@@ -429,21 +405,19 @@ class Attacked:
         return None if clean == 0 else 1 - self.accuracy(condition) / clean
 
 
-def attack_victim(
-    victim: Victim, questions: Questions, settings: Trojan, *, absolute: bool = False, seed: int = 0
-) -> list[Attacked]:
+def attack_victim(victim: Victim, questions: Questions, settings: Trojan, *, seed: int = 0) -> list[Attacked]:
     """Trojan attacks on one model, one per threat model that fits its method; report the first."""
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"
-    bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim), absolute=absolute)
+    bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim))
     words, special = ordinary_words(victim.run_data.tokenizer)
-    text = Text(word_embedding(victim.predict, victim.model, clean[0]), words, special)
+    text = Text(word_embedding(victim.network, victim.model, clean[0]), words, special)
     prepare: dict[str, Callable[[Batch], Objective]] = {}
     if victim.partly_known:
         prepare["activations"] = lambda batch: displacement(victim.activations, _without_gradient(victim, batch))
         head = _own_head(victim, seed)
         prepare["own head"] = lambda batch: surrogate_loss(victim.activations, head)
-    prepare["whole model"] = lambda batch: truth_loss(victim.predict, victim.temperature)
+    prepare["whole model"] = lambda batch: truth_loss(victim.network, model_spec(victim.model).temperature)
     attacked: list[Attacked] = []
     for threat, objective in prepare.items():
         rng = generator(seed, 0, "", f"trojan {threat}")
@@ -563,13 +537,13 @@ def _without_gradient(victim: Victim, batch: Batch) -> Tensor:
 
 def _training(victim: Victim) -> Iterator[Batch]:
     """Everybody's clean training examples, over which bounds are taken."""
-    for data in victim.run_data.clients.values():
-        yield from data.tables[0].batches(512)
+    for site in victim.sites:
+        yield from victim.table(site, TRAIN).batches(512)
 
 
-def _own_head(victim: Victim, seed: int) -> Head:
+def _own_head(victim: Victim, seed: int) -> Linear:
     """A head that an attacker at one client can train on top of the client's part."""
-    table = victim.run_data.clients[victim.places[0]].tables[0]
+    table = victim.table(victim.places[0], TRAIN)
     order = torch.randperm(len(table), generator=generator(seed, 0, "", "the attacker's own examples"))[:_OWN]
     batches = list(table.batches(256, order))
     activations = torch.cat([_without_gradient(victim, batch) for batch in batches])
@@ -670,33 +644,30 @@ def trojan(
     steps: int = 20,
     examples: int = 200,
     client: str = "",
-    units: str = "spread",
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Finding:
     """Attacks the models of finished runs, on the same test questions."""
-    if units not in ("spread", "absolute"):
-        raise ValueError(f"units must be spread or absolute, got {units!r}")
     runs, notes = expand(folders, client)
     rows: list[Attacked] = []
     questions_of_rows: list[Questions] = []
     for folder, name in zip(runs, names_of(runs), strict=True):
         progress(Note(f"attacking {folder}"))
-        victim = open_victim(folder, client, name)
+        victim = Victim(folder, client, name)
         questions = draw_questions(victim, examples, seed)
         key = "regions" if "regions" in questions.batch else "image"
         usual = 8.0 if key == "image" else 0.5
         settings = Trojan(usual if eps is None else eps, steps)
         if key == "image" and 0 < settings.eps < 1:
             raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
-        rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
+        rows += attack_victim(victim, questions, settings, seed=seed)
         questions_of_rows += [questions] * (len(rows) - len(questions_of_rows))
     same = all(_alike(questions, questions_of_rows[0]) for questions in questions_of_rows)
     if not same:
         notes.append("the runs have other test questions, so they are not compared example by example")
     values: dict[str, Any] = {
         "kind": "trojan",
-        "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
+        "settings": {"eps": eps, "steps": steps, "seed": seed, "client": client},
         "examples": len(questions_of_rows[0]),
         "rows": [_values(row) for row in rows],
         "paired": paired(rows) if same else [],
@@ -714,7 +685,7 @@ def _values(row: Attacked) -> dict[str, Any]:
     return {
         "run": row.victim.name,
         "label": row.victim.label,
-        "method": row.victim.method,
+        "method": row.victim.recipe.sections["algorithm"]["name"],
         "threat": row.threat,
         "accuracy": {condition: float(values.mean()) for condition, values in row.correct.items()},
         "relative_drop": {condition: row.drop(condition) for condition in row.correct if condition != "clean"},

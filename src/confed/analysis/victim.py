@@ -4,23 +4,22 @@ What is here brings attacks and run folders together.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 
+from confed.analysis.case import TEST, Case
 from confed.data.examples import Examples
-from confed.data.table import Table
-from confed.engines.local import Setup, Workspace
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import name_of_file
-from confed.federation.protocols import Batch, Forward, Output, Task
+from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator
-from confed.federation.specs import model_spec
 from confed.inference.finished_run import FinishedRun
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import SPECIAL_TOKENS, HasVocabulary
@@ -28,54 +27,42 @@ from confed.report.figures.style import Drawing
 from confed.report.tables.table import Cell, in_files
 from confed.report.tables.table import Table as Figures
 from confed.results.folder import RunFolder, kind_of
-from confed.runs.encode import RunData
+from confed.results.summary import Summary
 from confed.runs.samples import fill
 from confed.system import format as formats
 
-if TYPE_CHECKING:
-    pass
 
+class Victim(Case):
+    """A finished run whose model is loaded, ready to be asked."""
 
-@dataclass(frozen=True)
-class Victim:
-    """A model of a finished run, ready to be asked."""
+    def __init__(self, folder: Path, client: str = "", name: str = "") -> None:
+        FinishedRun(folder).check(client or None)
+        super().__init__(folder)
+        self.client = client  # whose personal model it is; "" for the global one
+        self.name = name or names_of([folder])[0]  # no other run of an attack has the same
+        self.label = _label(folder, self.summary)  # as people read it
+        if not client and (self.run_data.dataset.answer_sets or self.run_data.dataset.tasks):
+            raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
+        file = RunFolder(folder).personal_model(client) if client else self.finished.global_file
+        fill(self.workspace, load_file(file))
+        self.task: Any = self.setup.task_of(client) if client else self.setup.task
+        self.workspace.set_task(self.task)
+        self.network.eval()
 
-    name: str  # the run: its folder, or its study and row; no other run of an attack has the same
-    label: str  # as people read it
-    folder: Path
-    method: str  # the algorithm's registered name
-    client: str  # whose personal model it is; "" for the global one
-    predict: Forward  # the network as it answers in evaluations
-    model: nn.Module  # the module whose parts it has
-    task: Any  # what is asked of it
-    setup: Setup
-    run_data: RunData
-    workspace: Workspace  # what holds the model
+    @property
+    def model(self) -> nn.Module:
+        """The module whose parts the network has."""
+        return self.workspace.model
 
     @property
     def partly_known(self) -> bool:
         """Whether the method hides a part of the model from its clients."""
-        return self.setup.algorithm.traits.splits
+        return self.algorithm.traits.splits
 
     @property
     def places(self) -> tuple[str, ...]:
         """Whose test questions it is asked."""
-        return (self.client,) if self.client else tuple(self.run_data.clients)
-
-    @property
-    def temperature(self) -> float:
-        """By what its scores are divided before a softmax; 1 unless they are similarities."""
-        return model_spec(self.model).temperature
-
-    def activations(self, batch: Batch) -> Tensor:
-        """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
-        split_part = self.model.get_submodule("mha") if model_spec(self.model).split_parts else None
-        output: Output = self.predict(batch) if split_part is None else split_part(batch)
-        return output.features
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts other values into the model."""
-        fill(self.workspace, tensors)
+        return (self.client,) if self.client else tuple(self.sites)
 
 
 @dataclass(frozen=True)
@@ -143,30 +130,6 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders, strict=True)]
 
 
-def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
-    """A finished run's model."""
-    from confed.runs.run import load_run
-
-    FinishedRun(folder).check(client or None)
-    recipe, setup, run_data, workspace = load_run(folder)
-    if not client and (run_data.dataset.answer_sets or run_data.dataset.tasks):
-        raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
-    run = RunFolder(folder)
-    file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"
-    fill(workspace, load_file(file))
-    task: Task = setup.task_of(client) if client else setup.task
-    workspace.set_task(task)
-    summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
-    row = name_of_file(folder.parent.name) if kind_of(folder.parent.parent) == "study" else ""
-    network = setup.algorithm.deployed_model(workspace.model).eval()
-    method = recipe.sections["algorithm"]["name"]
-    name = name or names_of([folder])[0]
-    return Victim(
-        name, _label(folder, row, summary), folder, method, client, network, workspace.model, task, setup, run_data,
-        workspace,
-    )  # fmt: skip
-
-
 def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
     """Test questions of all clients (of a personal model's client its own), drawn without replacement.
 
@@ -176,7 +139,7 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
         raise ValueError(f"examples must be at least 1, got {count}")
     candidates: list[tuple[str, int]] = []
     for place in victim.places:
-        labels = test_table(victim, place).columns["label"]
+        labels = victim.table(place, TEST).columns["label"]
         candidates += [(place, row) for row in (labels >= 0).nonzero().flatten().tolist()]
     if not candidates:
         raise ValueError(f"{victim.name} has no test questions to attack")
@@ -186,14 +149,9 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
     names: list[str] = []
     for place in dict.fromkeys(place for place, _ in chosen):
         rows = [row for name, row in chosen if name == place]
-        parts.append(test_table(victim, place).batch(torch.tensor(rows)))
+        parts.append(victim.table(place, TEST).batch(torch.tensor(rows)))
         names += [test_examples(victim, place).names[row] for row in rows]
     return Questions(joined_batches(parts), tuple(names), tuple(chosen))
-
-
-def test_table(victim: Victim, place: str) -> Table:
-    """A place's test questions as tensors."""
-    return victim.run_data.clients[place].tables[2]
 
 
 def test_examples(victim: Victim, place: str) -> Examples:
@@ -206,7 +164,7 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     answers: list[Tensor] = []
     with torch.no_grad():
         for batch in batches:
-            output: Output = victim.predict(batch)
+            output: Output = victim.network(batch)
             score_batches.append(victim.task.predictions(output, batch).double())
             answers.append(output.logits.argmax(1))
     return torch.cat(score_batches), torch.cat(answers)
@@ -218,6 +176,38 @@ def joined_batches(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     for key in batches[0]:
         columns[key] = torch.cat([batch[key] for batch in batches])
     return columns
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear classifier that an attacker trained."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scores (B, C) of inputs (B, D)."""
+        return functional.linear(x.float(), self.weight, self.bias)
+
+
+def fit_linear(x: Tensor, bias: Tensor, loss: Callable[[Tensor], Tensor], decay: float) -> Linear:
+    """Classifier of least loss of its scores, from weights of zero on standardised inputs, by L-BFGS; not random."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = x.detach().clone().float()
+        centre, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+        x, bias = (x - centre) / scale, bias.detach().clone().to(x.device).requires_grad_()
+        weight = torch.zeros(len(bias), x.shape[1], device=x.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = loss(functional.linear(x, weight, bias)) + decay * weight.square().sum()
+            value.backward()  # pyright: ignore[reportUnknownMemberType]
+            return value
+
+        optimizer.step(closure)  # pyright: ignore[reportUnknownMemberType, reportArgumentType]
+    weight = weight.detach() / scale
+    return Linear(weight, bias.detach() - weight @ centre)
 
 
 # Words ------------------------------------------------------------------------------------------------------
@@ -281,11 +271,11 @@ def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
     return out / f"{name}.html"
 
 
-def _label(folder: Path, row: str, summary: Mapping[str, Any]) -> str:
+def _label(folder: Path, summary: Summary) -> str:
     """Label of the run for readers; a study's row may have its own."""
-    if row:
-        index = json.loads((folder.parent.parent / "summary.json").read_text(encoding="utf-8"))
-        row_label = index.get("labels", {}).get(row)
-        if row_label:
-            return str(row_label)
-    return str(summary.get("label") or summary.get("algorithm") or folder.name)
+    study = folder.parent.parent
+    if kind_of(study) == "study":
+        labels = json.loads((study / "summary.json").read_text(encoding="utf-8")).get("labels", {})
+        row = name_of_file(folder.parent.name)
+        return str(labels.get(row) or summary.label)
+    return summary.label

@@ -105,10 +105,8 @@ def attack(
     examples: Annotated[int | None, typer.Option(help="Number of test questions.")] = None,
     client: Annotated[str | None, typer.Option(help="trojan: whose personal models [global ones].")] = None,
     eps: Annotated[
-        float | None, typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature.")
-    ] = None,
-    units: Annotated[
-        str | None, typer.Option(help="trojan: units of eps for features, absolute or spread (the default).")
+        float | None,
+        typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="trojan: gradient steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the choice of questions and of the search.")] = None,
@@ -133,7 +131,7 @@ def attack(
         module, _, name = OF_TEST_TIME[kind].partition(":")
         run = getattr(importlib.import_module(module), name)
     given: dict[str, Any] = {
-        "examples": examples, "client": client, "eps": eps, "units": units, "steps": steps, "seed": seed,
+        "examples": examples, "client": client, "eps": eps, "steps": steps, "seed": seed,
     }  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
     parameters = signature(run).parameters

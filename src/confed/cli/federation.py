@@ -147,7 +147,7 @@ def client(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
     patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
-    checkpoint: Annotated[float, typer.Option(help="Most seconds of work that a kill costs.")] = 60.0,
+    checkpoint: Annotated[str, typer.Option(help="Most work that a kill costs: '5 min', '500 steps'.")] = "60 s",
     engine: Chosen = Engine.flower,
     kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,
@@ -161,6 +161,8 @@ def client(
     Only opens outgoing connections. Ctrl-C stops; the same command resumes. Needs the extra "flower", or with --engine
     flare "flare".
     """
+    from confed.datasets.card import read_card
+    from confed.deployment.consent import check_policy
     from confed.deployment.manifest import check_serial
     from confed.deployment.monitor import monitored
     from confed.deployment.policy import policy_of
@@ -177,6 +179,8 @@ def client(
     signature = transport.signature(joining, recipe, card, unsigned)
     if signature is not None:
         check_serial(private, *signature)
+    if card is not None:
+        check_policy(read_card(card), site, joining.policy.file)
     stop = threading.Event()
     with _private(), _stopping(stop):
         loaded = _handed_out(recipe, [*(overrides or []), *given], method)
@@ -375,12 +379,13 @@ def add(
     public: Annotated[str, typer.Option(help="The site's public key. [default: a new key in sites/NAME]")] = "",
     host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    again: Annotated[bool, typer.Option("--again", help="Another key for a site that lost its own.")] = False,
     key: CaKey = None,
 ) -> None:
     """Add a site; a running server lets it in at once, and it takes part from the next round."""
     from confed.deployment.roster import add_site
 
-    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port)))
+    _tell_signed(add_site(folder.resolve(), site, public, key, (host, port), again))
 
 
 @federation_app.command("revoke")
@@ -448,6 +453,18 @@ def erase(
 
     for sentence in remove(state, site):
         say(escape(f"left: {sentence}"))
+
+
+@federation_app.command("retain")
+def retain(
+    folder: Annotated[Path, typer.Argument(help="A server's run folder, or a site's private one; not in use.")],
+    days: Annotated[int, typer.Option(help="Days without a change after which states and checkpoints go.")],
+) -> None:
+    """Remove states, checkpoints and models set aside that are older, with a record in removed.jsonl."""
+    from confed.deployment.audit import retain as remove_old
+
+    for sentence in remove_old(folder, days) or ["nothing is that old"]:
+        say(escape(sentence))
 
 
 def _tell_signed(folders: list[Path]) -> None:
@@ -519,3 +536,18 @@ def card(
     say(escape(f"made {out}: {told}; read it before you send it"))
     if merge:
         say("every site needs it too: confed client ... --card")
+
+
+@federation_app.command("consent")
+def consent(
+    card: Annotated[Path, typer.Argument(help="The site's data card, which gets the consent.")],
+    site: SiteName,
+    by: Annotated[str, typer.Option(help="Who consents: name and office.")],
+    key: SiteKey = Path("key"),
+    policy: Annotated[Path, typer.Option(help="The policy that is agreed to.")] = Path("policy.toml"),
+) -> None:
+    """Record in a site's card who consents to its part under which policy, signed with the site's key."""
+    from confed.deployment.consent import give_consent
+
+    give_consent(card, site, by, key, policy)
+    say(escape(f"{by} consents for {site}: {card} has it, signed"))

@@ -716,7 +716,7 @@ def show_plan(
         if not as_json:
             say(f"measuring {escape(title)}")
         try:
-            plans[title] = plan_run(recipe.with_run(workers=1))
+            plans[title] = plan_run(recipe)
         except (ValueError, RuntimeError) as error:
             refused[title] = str(error)
     for title, why in refused.items():
@@ -785,6 +785,9 @@ def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]
         lines.append(f"{totals['workers']} processes on as many cores: {duration(totals['seconds_of_workers'])}")
     if totals["cells"] > 1:
         lines.append(f"{totals['cells']} array tasks at a time: {duration(totals['seconds_of_an_array'])}")
+    for at_once in dict.fromkeys(plan.at_once for plan in plans.values()):
+        titles = [title for title, plan in plans.items() if plan.at_once == at_once]
+        lines.append(f"{', '.join(titles)}: {at_once}")
     lines.append("Times are those of this machine as it was just now, without the start of processes.")
     for line in lines:
         print_line(escape(line))

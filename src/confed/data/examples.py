@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from itertools import chain, islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPict
 from confed.data.refusals import check_form, check_length, check_rows
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
-from confed.data.table import Table
+from confed.data.table import RowBatch, Table
 from confed.data.targets import Choice, Class, Dialogue, Kind, Labels, Soft, Target, Text
 from confed.data.time_series import Series
 from confed.federation.ownership import MODALITIES
@@ -104,7 +104,15 @@ class TableData:
         if not self.known:
             return batches
         key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
-        return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
+        return (self._with_states(batch, key) for batch in batches)
+
+    def _with_states(self, batch: Batch, key: int) -> Batch:
+        """A batch with the states of its labels, made when they are read."""
+
+        def states() -> Tensor:
+            return label_states(batch["labels"], batch["index"], key, self.known)
+
+        return batch.with_tensor("known", states) if isinstance(batch, RowBatch) else {**batch, "known": states()}
 
     def chosen(self, numbers: Tensor, batch_size: int) -> Iterator[Batch]:
         """Training batches of some examples; see :class:`confed.federation.protocols.RandomAccess`."""
@@ -494,6 +502,14 @@ class FederatedDataset:
                 yield client, role, examples
         for place, examples in self.unseen.items():
             yield place, "unseen", examples
+
+    def changed(self, change: Callable[[Examples, str, str], Examples], **fields: Any) -> "FederatedDataset":
+        """The dataset with ``change`` of the examples of every place and role, as :meth:`placed` has them."""
+        clients: dict[str, Split] = {}
+        for name, split in self.clients.items():
+            clients[name] = Split(**{role: change(examples, name, role) for role, examples in split.roles.items()})
+        unseen = {name: change(examples, name, "unseen") for name, examples in self.unseen.items()}
+        return replace(self, clients=clients, unseen=unseen, **fields)
 
     @cached_property
     def kind(self) -> Kind:

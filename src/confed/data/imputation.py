@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split, presence
+from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
 from confed.data.modality_names import sort_modalities
-from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.picture_tables import Pictures, behind
 from confed.data.refusals import check_choice
 from confed.data.regions import HeldRegions, Regions, join
 from confed.data.seeding import generator
@@ -30,8 +30,6 @@ Fill = Literal["zero", "mean"]
 LOOKED_AT = 1000
 """Pictures of a client whose mean is taken; of more, so many that are spread evenly."""
 
-_Key = tuple[str, str]
-"""Client or place, and role."""
 _Stored = tuple[int, int]
 """The identity of a table of pictures and of its regions."""
 
@@ -45,10 +43,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     Raises ``ValueError``: no example has a picture, pictures are of several sizes, or the dataset brings features of
     regions that are not in memory or whose mean is asked for.
     """
-    parts: dict[_Key, Examples] = {}
-    for name, split in dataset.clients.items():
-        parts |= {(name, role): examples for role, examples in split.roles.items()}
-    parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
+    parts = {(name, role): examples for name, role, examples in dataset.placed()}
     gone = {key: ~presence(examples)[:, MODALITIES.index("image")] for key, examples in parts.items()}
     if not any(rows.any() for rows in gone.values()):
         return dataset
@@ -63,8 +58,8 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
             names.append(name)
     made: dict[_Stored, tuple[np.ndarray | Pictures, Regions | None]] = {}
 
-    def whole(key: _Key) -> Examples:
-        examples, rows, name = parts[key], gone[key], key[0]
+    def whole(examples: Examples, name: str, role: str) -> Examples:
+        rows = gone[name, role]
         names = wanted[_stored(examples)]
         if not names:
             return examples
@@ -78,10 +73,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
             index[rows] = len(images) - len(names) + names.index(name)
         return replace(examples, images=images, regions=regions, image_index=index)
 
-    clients: dict[str, Split] = {}
-    for name, split in dataset.clients.items():
-        clients[name] = Split(**{role: whole((name, role)) for role in split.roles})
-    return replace(dataset, clients=clients, unseen={name: whole((name, "unseen")) for name in dataset.unseen})
+    return dataset.changed(whole)
 
 
 def _stored(examples: Examples) -> _Stored:
@@ -117,7 +109,7 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
 
 def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.ndarray | Pictures, Regions | None]:
     """A table of pictures, and of their regions, with K more behind it."""
-    count, images, regions = len(pictures), examples.images, examples.regions
+    count, regions = len(pictures), examples.regions
     if regions is not None:
         if not isinstance(regions, HeldRegions):
             raise ValueError("missing pictures can be filled in where features of regions are in memory only")
@@ -126,40 +118,10 @@ def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.nd
         _, most, width = regions.shape
         blank = HeldRegions(np.zeros((count, most, width), np.float32), np.zeros((count, most, 4)), regions.encoder)
         regions = join([regions, blank])
-    if not examples.has_pictures:
-        # Without features these are the examples of a client without pictures: there are stand-ins alone.
-        return (pictures, None) if regions is None else (NoPictures(len(images) + count), regions)
-    if isinstance(images, np.ndarray):
-        # Channels come first in memory, so that the tensor made of it is a view.
-        both = np.concatenate([images.transpose(0, 3, 1, 2), pictures.transpose(0, 3, 1, 2)])
-        return both.transpose(0, 2, 3, 1), regions
-    return PicturesBehind(images, pictures), regions
-
-
-class PicturesBehind:
-    """A table of pictures with K more behind its own; implements :class:`confed.data.picture_tables.Pictures`."""
-
-    dtype = np.dtype(np.uint8)
-    ndim = 4
-
-    def __init__(self, pictures: Pictures, more: np.ndarray) -> None:
-        self._pictures, self._more = pictures, more
-        self.shape: tuple[int, ...] = (len(pictures) + len(more), *more.shape[1:])
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        first = len(self._pictures)
-        if np.ndim(index) == 0:
-            return self._more[index - first] if index >= first else self._pictures[index]
-        rows = np.asarray(index)
-        from_first = rows < first
-        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
-        if from_first.any():
-            pictures[from_first] = self._pictures[rows[from_first]]
-        pictures[~from_first] = self._more[rows[~from_first] - first]
-        return pictures
+    if not examples.has_pictures and regions is None:
+        # These are the examples of a client without pictures: there are stand-ins alone.
+        return pictures, None
+    return behind(examples.images, pictures), regions
 
 
 # Random missing modalities in any dataset ---------------------------------------------------------------------
@@ -285,13 +247,10 @@ def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> F
             lost[modality] += gone
         return _without(examples, after)
 
-    clients: dict[str, Split] = {}
-    for name, split in dataset.clients.items():
-        clients[name] = Split(**{role: less(examples, name, role) for role, examples in split.roles.items()})
-    unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
+    after = dataset.changed(less)
     told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
     facts = {**dataset.facts, "missing": f"{told} examples"}
-    return _owning(dataset, replace(dataset, clients=clients, unseen=unseen, facts=facts), owned)
+    return _owning(dataset, replace(after, facts=facts), owned)
 
 
 def _owning(

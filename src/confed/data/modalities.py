@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split, presence
+from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modality_names import set_name, set_names, sort_modalities
 from confed.data.picture_tables import NoPictures
 from confed.federation.ownership import MODALITIES
@@ -99,10 +99,7 @@ def in_turns(dataset: FederatedDataset) -> FederatedDataset:
     Batches have one set each, and evaluations take rows as they are stored, sometimes the first few only: so the sets
     take turns, as often as they occur.
     """
-    clients: dict[str, Split] = {}
-    for name, split in dataset.clients.items():
-        clients[name] = Split(**{role: _turns(examples) for role, examples in split.roles.items()})
-    return replace(dataset, clients=clients, unseen={name: _turns(e) for name, e in dataset.unseen.items()})
+    return dataset.changed(lambda examples, _, __: _turns(examples))
 
 
 def _turns(examples: Examples) -> Examples:

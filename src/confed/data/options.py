@@ -19,19 +19,19 @@ class Options:
     "{things}" stands for what a dataset calls its examples: questions, pictures, texts.
 
     Attributes:
-        root: see the module.
+        root: the data set's folder, see the module.
         partition: how what was read is shared out among clients.
         unseen: places that no client trains on.
-        clients: number of clients.
-        alpha: concentration of "dirichlet".
+        clients: number of clients, where nothing in the data says who they are.
+        alpha: concentration of the skewed partitions; smaller is more uneven.
         sigma: standard deviation of the log sizes of "quantity".
         median: median training {things} of a user ("users").
         largest: most training {things} of a user.
         minimum: fewest {things} of a client, of the skewed partitions.
-        validation: share of a client's training pictures held out.
-        test_share: share of each client's {things} that are its test.
+        validation: share of a client's training pictures held out, where nothing else is to validate on.
+        test_share: share of each client's {things} that are its test, where nothing else is.
         max_train: most training {things} per client.
-        max_test: most test {things} per client.
+        max_test: most test {things} per client and unseen place.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
@@ -78,8 +78,8 @@ class DrawnOptions:
         validation: validation {things} per client.
         test: test {things} per client and per unseen place.
         unseen: places without a client.
-        clients: number of clients.
-        alpha: concentration of "dirichlet".
+        clients: number of clients, where places do not say who they are.
+        alpha: concentration of "dirichlet"; smaller is more uneven.
         conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
         test_seed: decides the test {things}.
         seed: decides training and validation {things}.

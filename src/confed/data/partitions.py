@@ -200,8 +200,6 @@ def no_draw(clients: int, minimum: int, n: int) -> NoReturn:
     )
 
 
-# Partitions of multi-label data among clients: label sets, label skew and users ------------------------------
-
 # Label distributions of clients, for generated or paired data -------------------------------------------------
 
 _SWEEPS = 2000
@@ -239,8 +237,6 @@ def label_counts(total: int, shares: Sequence[float] | np.ndarray) -> np.ndarray
 
 
 # Partitions of multi-label data among clients: label sets -----------------------------------------------------
-
-_TRIES = 100
 
 
 def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.ndarray:
@@ -305,11 +301,10 @@ def label_skew(
     chance[held == 0] = 1 / clients
     cumulative = chance.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         owner = np.minimum((rng.random((units, 1)) >= cumulative).sum(axis=1), clients - 1)
         if np.bincount(owner, minlength=clients).min() >= minimum:
-            row_owner = owner[unit]
-            return {f"client-{client:02d}": np.flatnonzero(row_owner == client) for client in range(clients)}
+            return _rows(owner[unit], clients)
     no_draw(clients, minimum, units)
 
 

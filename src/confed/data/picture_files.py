@@ -22,7 +22,8 @@ from confed.data.intake.identity import first_copies, first_copies_of_files
 from confed.data.intake.opening import read_picture
 from confed.data.intake.values import stored_name
 from confed.data.intake.walk import ENDINGS, visible
-from confed.data.pictures import Fit, current_fit, resize
+from confed.data.picture_tables import Pictures
+from confed.data.pictures import Fit, current_fit, empty_table, resize
 from confed.data.ragged import PackedTexts
 from confed.data.refusals import existing_folder, expecting, first_of, library, refuse
 from confed.federation.ranges import SHARE, check_value
@@ -305,6 +306,14 @@ def open_pictures(source: Path, names: PackedTexts, size: int) -> NamedPictures:
     maker = None if source.is_dir() else makers.get(source.suffix.lower())
     stored = names if maker else PackedTexts.of(stored_name(source, name) for name in names)
     return PictureFiles(stored, size, below=source) if maker is None else maker(source, names, size)
+
+
+def in_memory(pictures: np.ndarray | Pictures) -> np.ndarray:
+    """All pictures of a table (M, S, S, 3), in memory."""
+    held = empty_table(len(pictures), pictures.shape[1])
+    for row in range(len(pictures)):
+        held[row] = pictures[row]
+    return held
 
 
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:

@@ -89,6 +89,43 @@ class NoPictures:
         raise ValueError("the dataset has features of its pictures and not the pictures")
 
 
+class PicturesBehind:
+    """A table of pictures with K more behind its own."""
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, pictures: Pictures, more: np.ndarray) -> None:
+        self._pictures, self._more = pictures, more
+        self.shape: tuple[int, ...] = (len(pictures) + len(more), *more.shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        first = len(self._pictures)
+        if np.ndim(index) == 0:
+            return self._more[index - first] if index >= first else self._pictures[index]
+        rows = np.asarray(index)
+        from_first = rows < first
+        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
+        if from_first.any():
+            pictures[from_first] = self._pictures[rows[from_first]]
+        pictures[~from_first] = self._more[rows[~from_first] - first]
+        return pictures
+
+
+def behind(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
+    """A table of pictures with more behind it, which are absent too where these are."""
+    if isinstance(images, NoPictures):
+        return NoPictures(len(images) + len(more))
+    if isinstance(images, np.ndarray):
+        # Channels come first in memory, so that the tensor made of it is a view.
+        both = np.concatenate([part.transpose(0, 3, 1, 2) for part in (images, np.asarray(more))])
+        return both.transpose(0, 2, 3, 1)
+    return PicturesBehind(images, np.asarray(more))
+
+
 def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:
     """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W)."""
     if isinstance(images, NoPictures):

@@ -1,18 +1,14 @@
 """Sizes and tables of pictures, uint8 arrays (H, W, 3)."""
 
-import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from confed.data.bounded_files import PLAIN_TAR, tar_members
-from confed.data.intake.opening import read_picture
-from confed.data.refusals import check_choice, expecting, refuse
+from confed.data.refusals import check_choice
 
 Fit = Literal["squeeze", "crop", "pad"]
 """How a picture of other proportions becomes a square: squeezed, cropped at its middle, or between bars of grey."""
@@ -70,25 +66,3 @@ def fill_table(table: np.ndarray, pictures: Iterable[np.ndarray], first: int = 0
     """Storage of pictures in consecutive rows of a table, resized to its pictures' size."""
     for row, picture in enumerate(pictures, start=first):
         table[row] = resize(picture, table.shape[1])
-
-
-def read_folder(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """The named pictures of a folder, in that order, each uint8 (H, W, 3)."""
-    for name in names:
-        if Path(name).name != name:
-            refuse(f"picture {name!r}", f"a file name inside {folder}", found="a path")
-        yield read_picture(folder / name)
-
-
-def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """The named pictures of an uncompressed tar archive, in that order, each uint8 (H, W, 3).
-
-    Members are read in place; nothing is extracted to disk.
-    """
-    with expecting(archive, PLAIN_TAR, OSError, tarfile.TarError), tarfile.open(archive, "r:") as tar:
-        members = {member.name.removeprefix("./"): member for member in tar_members(tar, archive)}
-        for name in names:
-            stream = tar.extractfile(members[name]) if name in members else None
-            if stream is None:
-                refuse(f"picture {name!r}", f"it among the {len(members)} files of {archive}", found="none")
-            yield read_picture(stream.read(), name=f"{archive}:{name}")

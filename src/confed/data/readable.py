@@ -12,13 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from confed.data.chat import pictures_shown
-from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.examples import Examples, FederatedDataset, Turn
 from confed.data.federate import floors
 from confed.data.intake.account import settled
 from confed.data.ml_files.integrity import check_share, unreadable_rows
-from confed.data.picture_files import NamedPictures
+from confed.data.picture_files import NamedPictures, in_memory
 from confed.data.picture_tables import LeftOut
-from confed.data.pictures import empty_table
 
 
 def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
@@ -30,15 +29,7 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     """
     if dataset.elsewhere is not None or dataset.unreadable is not None or dataset.kind == "labels":
         return dataset
-    parts: dict[tuple[str, str], Examples] = {}
-    for name, split in dataset.clients.items():
-        parts |= {(name, "train"): split.train, (name, "validation"): split.validation, (name, "test"): split.test}
-    parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
-    tables = {
-        id(examples.images): examples.images
-        for examples in parts.values()
-        if isinstance(examples.images, NamedPictures)
-    }
+    tables = {id(e.images): e.images for _, _, e in dataset.placed() if isinstance(e.images, NamedPictures)}
     if not tables:
         return dataset
     lost = {key: _unreadable(images) for key, images in tables.items()}
@@ -50,28 +41,24 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
     if not names:
         return replace(dataset, unreadable=LeftOut((), count, {}))
     smaller = {key: _without(tables[key], rows) for key, rows in lost.items() if rows}
-    readable: dict[tuple[str, str], Examples] = {}
     left: dict[str, dict[str, int]] = {}
-    for (name, role), examples in parts.items():
-        readable[name, role] = (
-            _readable(examples, *smaller[id(examples.images)]) if id(examples.images) in smaller else examples
-        )
-        if fewer := len(examples) - len(readable[name, role]):
+
+    def readable(examples: Examples, name: str, role: str) -> Examples:
+        if id(examples.images) not in smaller:
+            return examples
+        sound = _readable(examples, *smaller[id(examples.images)])
+        if fewer := len(examples) - len(sound):
             left.setdefault(name, {})[role] = fewer
-        if role == "train" and len(examples) and not len(readable[name, role]):
+        if role == "train" and len(examples) and not len(sound):
             raise ValueError(f"client {name!r} has no training example whose picture can be read: {_first(lost)}")
+        return sound
+
+    fewer = dataset.changed(readable)
     out = LeftOut(tuple(names), count, left)
     warnings.warn(f"{dataset.name}: {out}; the first: {_first(lost)}", stacklevel=2)
-    clients = {n: Split(readable[n, "train"], readable[n, "validation"], readable[n, "test"]) for n in dataset.clients}
     # What is said of all examples is said of those that are left.
-    counts = floors(clients) if "question-only floor" in dataset.facts else {}
-    fewer = replace(
-        dataset,
-        clients=clients,
-        unseen={name: readable[name, "unseen"] for name in dataset.unseen},
-        facts={**dataset.facts, **counts, "unreadable": str(out)},
-        unreadable=out,
-    )
+    counts = floors(fewer.clients) if "question-only floor" in dataset.facts else {}
+    fewer = replace(fewer, facts={**dataset.facts, **counts, "unreadable": str(out)}, unreadable=out)
     return settled(fewer, dataset.account, "picture cannot be read")
 
 
@@ -80,18 +67,10 @@ def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
 
     Raises ``ValueError``: a picture cannot be read (the message names it).
     """
-    parts = dataset.parts
     tables: dict[int, np.ndarray] = {}
-    for files in {id(examples.images): examples.images for examples in (*parts, *dataset.unseen.values())}.values():
-        table = tables[id(files)] = empty_table(len(files), files.shape[1])
-        for row in range(len(files)):
-            table[row] = files[row]
-
-    def held(examples: Examples) -> Examples:
-        return replace(examples, images=tables[id(examples.images)])
-
-    clients = {name: Split(held(s.train), held(s.validation), held(s.test)) for name, s in dataset.clients.items()}
-    return replace(dataset, clients=clients, unseen={name: held(examples) for name, examples in dataset.unseen.items()})
+    for files in {id(examples.images): examples.images for examples in dataset.everything}.values():
+        tables[id(files)] = in_memory(files)
+    return dataset.changed(lambda examples, _, __: replace(examples, images=tables[id(examples.images)]))
 
 
 def _first(lost: Mapping[int, Mapping[int, str]]) -> str:

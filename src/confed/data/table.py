@@ -4,7 +4,7 @@ A modality that an example lacks is a key that its batch lacks: nothing stands i
 has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.imputation`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -33,15 +33,25 @@ class RowBatch(Mapping[str, Tensor], FromRows):
     A batch with anything else in it is made of copies: ``{**batch, "image": other}`` is an ordinary dictionary.
     """
 
-    def __init__(self, source: object, rows: Tensor, parts: Mapping[str, Callable[[], Tensor]]) -> None:
+    def __init__(
+        self,
+        source: object,
+        rows: Tensor,
+        parts: Mapping[str, Callable[[], Tensor]],
+        added: frozenset[str] = frozenset(),
+    ) -> None:
         self.source, self.rows = source, rows
-        self._parts = parts
+        self._parts, self._added = parts, added
         self._gathered: dict[str, Tensor] = {}
 
-    @property
-    def untouched(self) -> bool:
-        """Whether no tensor was changed in place."""
-        return all(tensor._version == 0 for tensor in self._gathered.values())
+    def with_tensor(self, name: str, gather: Callable[[], Tensor]) -> "RowBatch":
+        """The same rows with one more tensor."""
+        return RowBatch(self.source, self.rows, {**self._parts, name: gather}, self._added | {name})
+
+    def same_rows(self, names: Iterable[str]) -> bool:
+        """Whether none of these tensors was added or changed in place."""
+        unchanged = all(tensor._version == 0 for tensor in self._gathered.values())
+        return unchanged and self._added.isdisjoint(names)
 
     def __getitem__(self, key: str) -> Tensor:
         if key not in self._gathered:
@@ -106,7 +116,7 @@ class Table:
     @property
     def by_rows(self) -> bool:
         """Whether any rows may be one batch, of which each tensor can be gathered when it is read."""
-        return self.labels is None and self.present is None and "image_count" not in self.columns
+        return self.present is None and "image_count" not in self.columns
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """The given rows as one batch, with their numbers under ``index``, without keys of modalities that they lack.
@@ -318,9 +328,6 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
             refuse("tables put together", f"{what} of all, or of none", found=f"those of {len(having)}")
     names = tables[0].columns.keys()
     check_same("columns of tables", [frozenset(table.columns) for table in tables])
-    columns: dict[str, Tensor] = {}
-    for name in names:
-        columns[name] = torch.cat([table.columns[name] for table in tables])
     sounds, sound_index = _pool_clips([(table.sounds, table.sound_index) for table in tables], tables)
     series, series_index = _pool_clips([(table.series, table.series_index) for table in tables], tables)
     columns: dict[str, Tensor] = {}

@@ -65,16 +65,10 @@ def caption_corpus(
         words: longer texts are cut into pieces of so many words; pictures whose captions are longer are left out.
         turns: most pictures with their texts of a document; longer ones are cut.
         most: most texts, pictures and documents, each, that are read. Their words are kept in memory, pictures are not.
-        validation: share of each client's pictures held out for validation, chosen by the seed.
         public: share of the pictures whose captions, and of the texts that, no client gets (``confed data prepare
             pieces`` learns from them).
         min_count: a word must stand in so many texts to be in the vocabulary.
         shots: described training pictures of the client that are shown before a validation or test picture.
-        image_size: side of the pictures in pixels.
-        unreadable: share of the pictures that may be left out because they are missing or cannot be read, with their
-            captions and documents.
-        check: see :class:`confed.data.picture_files.NamedPictures`.
-        seed: see ``validation``.
     """
     check_training_left(options)
     root = options.folder

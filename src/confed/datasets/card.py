@@ -52,11 +52,14 @@ class CardClient:
         answers: its own answers, in order, where clients do not share all of them.
         task: its own task; empty for the recipe's.
         modalities: what it owns; empty where all examples are pictures with questions.
+        consent: who consented to its part, when, to which policy, under the site's signature
+            (:mod:`confed.deployment.consent`); empty where nobody has.
     """
 
     answers: tuple[str, ...] = ()
     task: str = ""
     modalities: tuple[str, ...] = ()
+    consent: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,11 @@ class Card:
 
     def to_json(self) -> str:
         """The card as JSON text."""
-        return json.dumps({"confed_card": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        content = asdict(self)
+        for client in content["clients"].values():
+            if not client["consent"]:  # which earlier versions do not read
+                del client["consent"]
+        return json.dumps({"confed_card": VERSION, **content}, indent=1, ensure_ascii=False) + "\n"
 
 
 # Several cards as one ------------------------------------------------------------------------------------------
@@ -198,10 +205,12 @@ def _checked(values: Mapping[str, Any]) -> Card:
 
 
 def _client(values: Mapping[str, Any], where: str) -> CardClient:
+    values = {"consent": {}, **values}
     _check_keys(values, [f.name for f in fields(CardClient)], where)
     modalities = sort_modalities(_names(values["modalities"], f"{where}.modalities"), f"{where}.modalities")
     task = _of_kind(values["task"], str, f"{where}.task")
-    return CardClient(_names(values["answers"], f"{where}.answers"), task, modalities)
+    consent = _mapping(values["consent"], str, f"{where}.consent")
+    return CardClient(_names(values["answers"], f"{where}.answers"), task, modalities, consent)
 
 
 def _check_keys(values: Mapping[str, Any], wanted: Sequence[str], where: str) -> None:

@@ -43,11 +43,6 @@ def chat_records(how: ChatOptions, files: Sequence[str] = ()) -> FederatedDatase
             alike; equal random shares; "dirichlet", skewed by ``skew``; or "quantity", of different sizes. None:
             "client" where lines have one, otherwise "iid".
         files: names of the files; default: all in the folder.
-        clients: number of clients, where no column says who they are, and of clusters.
-        validation: share of a client's training pictures held out, where no line is of the split "validation".
-        test_share: share of each client's pictures held out as its test, where no line is of the split "test".
-        max_test: most test examples per client and unseen place.
-        seed: chooses validation examples and, under ``max_train``, training examples.
     """
     folder, account, records = how.folder, Account(), list[ChatRecord]()
     check_columns(how.columns or {})

@@ -64,18 +64,14 @@ def domainnet(
     """One client per domain; answers are class names as the folders have them ("aircraft_carrier").
 
     Options:
-        root: the folder that holds the domains' folders.
         classes: the so many most frequent classes over all domains' training lists (ties: alphabetically), or their
             names.
         domains: the clients; all six if none are given.
         unseen: domains that no client trains on.
-        max_test: most test pictures per client and unseen domain.
-        validation: share of a client's training pictures held out (the lists have none).
         in_memory: decode all chosen pictures once and keep them (0.15 MB each at 224 pixels); otherwise they are
             decoded whenever a batch asks.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
-        seed: chooses validation pictures, and training pictures under ``max_train``; test sets are the same for all.
 
     Raises ``ValueError``: a list or a picture is missing or damaged, a line is malformed or contradicts another, a
     class or domain is unknown, or an option is out of range.
@@ -134,7 +130,7 @@ def _read(root: Path, domains: Sequence[str], account: Account) -> list[_Row]:
                     refuse(where, "every picture once", found=f"{row.path} again")
                 seen.add(row.path)
                 rows.append(row)
-                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
+                account.count(file)
                 account.used[row.path] = f"{file}, row {row.line}"
     return rows
 

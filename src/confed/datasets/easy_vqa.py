@@ -18,9 +18,10 @@ from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples
 from confed.data.federate import Pool
 from confed.data.intake.account import Account
+from confed.data.intake.opening import read_picture
 from confed.data.intake.tables import read_jsonl
 from confed.data.options import Options
-from confed.data.pictures import empty_table, fill_table, read_folder
+from confed.data.pictures import empty_table, fill_table
 from confed.data.refusals import existing, existing_folder, expecting, first_of, refuse
 from confed.datasets.reader import Reading, reader
 
@@ -78,10 +79,6 @@ def easy_vqa(options: Options) -> Reading:
         partition: one client per colour or per question type, or ``clients`` clients that are IID, skewed by
             answer (``alpha``) or by size (``sigma``).
         unseen: colours that no client trains on; tested on the published test split.
-        clients: number of clients of "iid", "dirichlet" and "quantity".
-        max_test: most test questions per client and unseen colour.
-        image_size: side of the pictures in pixels.
-        seed: chooses validation pictures and training questions; owners and test sets are the same for all.
     """
     base, packed = _find(options.folder)
     vocabulary = _vocabulary(base)
@@ -112,7 +109,7 @@ def _account(parts: Mapping[str, _Part]) -> Account:
     account = Account()
     for question in chain.from_iterable(part_rows.questions for part_rows in parts.values()):
         file = question.where.rpartition(", row ")[0]
-        account.rows[file] = account.rows.get(file, 0) + 1
+        account.count(file)
         account.used[question.name] = question.where
     return account
 
@@ -238,7 +235,7 @@ def _read_published(folder: Path) -> _Part:
         triples = [(str(question), str(answer), int(image)) for question, answer, image in rows]
     ids = sorted({image for _, _, image in triples})
     index = {image: position for position, image in enumerate(ids)}
-    pictures = list(read_folder(folder / "images", [f"{image}.png" for image in ids]))
+    pictures = [read_picture(folder / "images" / f"{image}.png") for image in ids]
     pairs: list[list[tuple[str, str]]] = [[] for _ in ids]
     questions: list[_Question] = []
     for number, (text, answer, image) in enumerate(triples):

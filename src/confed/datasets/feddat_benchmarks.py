@@ -325,8 +325,6 @@ def _last(picture: str) -> str:
     return PurePosixPath(picture).name
 
 
-# FedDAT's four benchmarks (Chen et al., AAAI 2024, section 4.1): domain, function, scene and task -----------
-
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
 _COCO = tuple(
     folder.replace("{split}", split) + "{name}" for split, folder in product(("train2014", "val2014"), _COCO_FOLDERS)
@@ -381,7 +379,6 @@ def feddat_domain(
     of range.
 
     Options:
-        root: see above.
         clients: which of art, abstract, vizwiz, cocoqa and gqa take part; all by default.
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -421,7 +418,6 @@ def feddat_function(
     of range.
 
     Options:
-        root: see above.
         clients: which functions take part; all five by default ("scenetext", which FedDAT drops, can be named).
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -449,7 +445,6 @@ def feddat_scene(
     of range.
 
     Options:
-        root: see above.
         clients: which scenes take part, without their letter; all six by default.
         answers: size of every client's answer set.
         max_test: most validation and most test questions per client.
@@ -486,7 +481,6 @@ def feddat_task(
     of range.
 
     Options:
-        root: see above.
         clients: which of vqa, nlvr2, snli_ve and vcr take part; all by default.
         answers: size of the answer set of VQA.
         shots: training examples per class of NLVR2 and SNLI-VE.
@@ -564,8 +558,7 @@ def _assembled(
     def counted(make: Callable[[], Source]) -> Source:
         source = make()
         for record in chain(source.train, source.validation or (), source.test):
-            account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
-            account.used[record.name] = record.where
+            account.use(record)
         return source
 
     dataset = assemble(

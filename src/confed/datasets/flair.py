@@ -190,8 +190,6 @@ def _check_home(home: dict[str, str], user: str, split: str, where: str) -> None
         refuse(where, f"the partition {home[user]}, as before, for the user {user}", found=split)
 
 
-# FLAIR (Song et al., NeurIPS 2022): photographs of 51,414 Flickr users, with 17 coarse and 1,628 fine --------
-
 _METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relationship.txt", "small_images"
 _ENDINGS = (".hdf5", ".h5")
 _FACTS = {
@@ -217,10 +215,6 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
         validation: share of each training user's pictures held out for validation, rounded, so that users with few
             have none; chosen by the seed. Published results train on all and look at the place "validation".
         max_train: most training pictures per user, chosen by the seed (FLAIR's benchmark: 512).
-        unreadable: share of the pictures of a split that may be left out because they cannot be read.
-        check: as for :func:`confed.datasets.coco_labels.coco`.
-        image_size: side of the pictures in pixels.
-        seed: see ``validation`` and ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a label is outside the ontology (the first few are listed), too
     many pictures cannot be read, no client has training examples, or an option is out of range.
@@ -261,7 +255,7 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
 
 def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[LabelRecord]:
     for record in records:
-        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
+        account.count(record.file)
         yield record
 
 

@@ -63,11 +63,6 @@ def hub(
         columns: what a column is here -> its name in the data set.
         splits: which splits are read; default: all.
         most: most rows that are read of each split, drawn at random from all of it.
-        clients: number of clients, where no column says who they are, and of clusters.
-        validation: share of a client's training pictures held out, where there is no split of that name.
-        test_share: share of each client's pictures held out as its test, where there is no split of that name.
-        max_test: most test examples per client and unseen place.
-        seed: chooses validation examples and, under ``max_train``, training examples.
 
     Raises ``ValueError``: the library is not installed, the data set cannot be read, a column or a split is not there,
     a row is faulty (names it), too many pictures cannot be read, or an option is out of range.

@@ -104,14 +104,11 @@ def labelled_folders(
         new: whether half of the classes are new, those with the higher numbers in a split file, else the names that
             come later in the alphabet.
         offer: among which classes clients' examples are classified.
-        clients: number of clients, but for "domain".
         unseen: domains that no client trains on.
         others: further folders of one of these forms, or CoOp's split files beside their pictures: data sets that no
             client trains on, whose test pictures are asked about among their own classes.
         others_key: ``class_key`` of their ``labels.jsonl``.
-        max_test: most test examples per client and place.
         fold_case: whether classes that differ in case alone are one, spelled as most are.
-        unreadable: share of the pictures that may be left out because they cannot be read.
         in_memory: decode all chosen pictures once and keep them.
         seed: draws the shots.
 

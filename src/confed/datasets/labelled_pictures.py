@@ -74,18 +74,11 @@ def labelled_pictures(
             "label_studio" (JSON), "voc" and "labelme" (a file per picture), "boxes", a table with a box per row, or
             "one_hot", one with a column of zeros and ones per label.
         user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
-        clients: number of clients, but for "user".
-        alpha: concentration of the skewed partitions.
-        minimum: fewest training pictures of a client, of the skewed partitions.
         validation: where no line is of the split "validation", the share of each client's pictures, those of its test
             aside, held out for it; chosen by the seed.
         test_share: where no line is of the split "test", the share of each client's pictures that are its test. One
             training picture stays in any case.
-        max_train: most training pictures per client, chosen by the seed.
         fold_case: whether labels that differ in case alone are one, spelled as in ``labels.txt`` or as most are.
-        unreadable: share of the pictures that may be left out because they cannot be read.
-        check: as for :func:`confed.datasets.coco_labels.coco`.
-        seed: see ``validation`` and ``max_train``.
 
     Raises ``ValueError``: a file is missing or faulty, a line has no picture, another one's picture or an unknown split
     (names it), a label is not in ``labels.txt`` (the first few are listed, with their counts), there is no label at

@@ -23,10 +23,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.imputation import PicturesBehind
+from confed.data.examples import Examples, FederatedDataset
 from confed.data.options import Options
-from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.picture_tables import NoPictures, Pictures, behind
 from confed.data.readable import leave_out_unreadable
 from confed.data.refusals import check_choice, check_distinct
 from confed.data.regions import HeldRegions, Regions, join
@@ -200,9 +199,6 @@ def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float
     return float((given[counted] == target).mean())
 
 
-# Backdoor poisoning of any dataset by some of its clients ---------------------------------------------------
-
-
 @reader("of clients target * rate partial word size colour dimensions strength seed")
 def poisoned(
     options: Options,
@@ -244,20 +240,20 @@ def poisoned(
         rng = np.random.default_rng([options.seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)
-    splits: dict[str, Split] = {}
-    for name, split in clean.clients.items():
-        splits[name] = Split(*(_over(examples, tables) for examples in split.roles.values()))
     told: list[str] = []
     for name, drawn in plans.items():
-        rows = tables[id(clean.clients[name].train.images)][2]
-        splits[name] = replace(splits[name], train=poison(splits[name].train, key, drawn, rows))
         one = f"{len(drawn.picture)} + {len(drawn.question)} with one"
         told.append(f"{name}: {len(drawn.both)} pictures with both keys, {one}")
-    return replace(
-        clean,
+
+    def extended(examples: Examples, name: str, role: str) -> Examples:
+        over = _over(examples, tables)
+        if role != "train" or name not in plans:
+            return over
+        return poison(over, key, plans[name], tables[id(examples.images)][2])
+
+    return clean.changed(
+        extended,
         name="poisoned",
-        clients=splits,
-        unseen={name: _over(examples, tables) for name, examples in clean.unseen.items()},
         words=(*clean.words, *((word,) if word not in clean.words else ())),
         facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {', '.join(told)}"},
     )
@@ -311,7 +307,7 @@ def _with_stamped(clean: FederatedDataset, plans: Mapping[str, Plan], key: DualK
         if not len(rows):
             extended[id(train.images)] = (train.images, train.regions, where)
             continue
-        images = _joined(train.images, stamped_pictures(train.images, key, rows))
+        images = behind(train.images, stamped_pictures(train.images, key, rows))
         regions = None if train.regions is None else _joined_regions(train.regions, key, rows)
         extended[id(train.images)] = (images, regions, where)
     return extended
@@ -325,21 +321,13 @@ def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
     return replace(examples, images=images, regions=None if examples.regions is None else regions)
 
 
-def _joined(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
-    if isinstance(images, NoPictures):
-        return NoPictures(len(images) + len(more))
-    if isinstance(images, np.ndarray):
-        return np.concatenate([images, np.asarray(more)])
-    return PicturesBehind(images, np.asarray(more))
-
-
 def _joined_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> Regions:
     more = stamped_regions(regions, key, rows)
     return join([regions, more]) if isinstance(regions, HeldRegions) else _JoinedRegions(regions, more)
 
 
 class _JoinedRegions:
-    """As :class:`confed.data.imputation.PicturesBehind`, of regions."""
+    """As :class:`confed.data.picture_tables.PicturesBehind`, of regions."""
 
     def __init__(self, first: Regions, more: HeldRegions) -> None:
         self.first, self.more, self.encoder = first, more, first.encoder

@@ -40,7 +40,7 @@ def drop_unreadable(
     at_most: float = 0.01,
     check: Check = "decoded",
     hold: int = 0,
-) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
+) -> "Labelled":
     """Removal of rows with unreadable pictures, with a warning, or an error if there are too many.
 
     Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
@@ -75,9 +75,6 @@ def _read_into(held: np.ndarray, pictures: NamedPictures) -> dict[int, str]:
         except ValueError as error:
             lost[row] = str(error)
     return lost
-
-
-# Datasets as readers: a function reads files into a pool, and the common options share the pool out ---------
 
 
 @dataclass(frozen=True)
@@ -128,13 +125,30 @@ class Nothing:
     """Options of datasets that have none of the common ones."""
 
 
-def with_readable_pictures(
-    table: MultiLabelTable, source: Path, options: Options
-) -> tuple[MultiLabelTable, NamedPictures | np.ndarray]:
+Labelled = tuple[MultiLabelTable, NamedPictures | np.ndarray]
+"""Rows with labels, and their pictures."""
+
+
+def with_readable_pictures(table: MultiLabelTable, source: Path, options: Options) -> Labelled:
     """The rows whose pictures can be read, and their pictures, in memory where they are few."""
     return drop_unreadable(
         table, source, options.image_size, at_most=options.unreadable, check=options.check, hold=HELD
     )
+
+
+def labelled_reading(
+    train: Labelled, test: Labelled | None, account: Account, facts: Mapping[str, str], options: Options, **more: Any
+) -> Reading:
+    """Pictures with labels that are shared out among clients, and the place "test" where others are the test."""
+    table, pictures = train
+    facts, places = {**facts, **table.facts()}, dict[str, Examples]()
+    if test is not None:
+        central, shown = test
+        places["test"] = Examples.labelled(central, shown, np.arange(len(central)))
+        facts |= {f"test: {key}": value for key, value in central.facts().items()}
+        options = replace(options, test_share=0.0)
+    pool = Pool(Examples.labelled(table, pictures, np.arange(len(table))), np.full(len(table), "train"))
+    return Reading(pool, account, "beyond max_train", facts, options=options, places=places, **more)
 
 
 def reader(

@@ -1,21 +1,26 @@
-"""Built-in captioning benchmark: small drawn pictures of several places with captions.
+"""Built-in captioning benchmark: small drawn pictures of several places with captions, also as one question.
 
 A caption follows from what stands where (:mod:`confed.datasets.scenes.graph`). There are five ways to put it; each
 client has one that most of its captions are in, and places differ in things, colours and backgrounds as in the
 benchmark of questions. One client more has texts alone. Nothing is read from files.
+
+As a question, "Describe the picture.", for models that converse: what is asked is the same everywhere, and a right
+answer is what people said of the picture: all of it is learned, each caption by its share, and a written one is
+compared with up to five.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice, product
 from typing import Annotated
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.federate import words
 from confed.data.options import DrawnOptions
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
-from confed.data.refusals import check_distinct, left_for_clients
+from confed.data.refusals import check_distinct, left_for_clients, refuse
 from confed.data.seeding import generator
 from confed.datasets.picture_captions import to_describe
 from confed.datasets.reader import reader
@@ -147,18 +152,21 @@ def scene_captions(
         shown = place(scene, None, "train", shots)
         places[scene] = _described(scene, "test", place(scene, None, "test", options.test), references, shots, shown)
     owned = {name: ("text",) if name == READER else ("image", "text") for name in splits}
-    facts = {
-        "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
-        "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
-        "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
-    }
     public: list[str] = []
     for scene in SCENES:
         public += _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed)
     return FederatedDataset(
-        "scene_captions", ("caption",), splits, places, tell_words(), facts,
+        "scene_captions", ("caption",), splits, places, tell_words(), _facts(captions, references, places),
         modalities=owned if reader else {}, mixture=tuple(mixture), public=public,
     )  # fmt: skip
+
+
+def _facts(captions: int, references: int, places: Mapping[str, Examples]) -> dict[str, str]:
+    return {
+        "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
+        "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
+        "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
+    }
 
 
 class Told:
@@ -259,3 +267,67 @@ def check_places(unseen: Sequence[str]) -> None:
     """Check of which places have no client."""
     check_distinct("unseen", unseen, SCENES)
     left_for_clients(SCENES, unseen)
+
+
+# Captions as answers to one question --------------------------------------------------------------------------
+
+
+@reader(
+    "* question train validation test captions references unseen conflict test_seed seed",
+    things="pictures", unseen=_SETTLED,
+)  # fmt: skip
+def scene_descriptions(
+    options: DrawnOptions,
+    question: str = "Describe the picture.",
+    captions: Annotated[int, AT_LEAST_ONE] = 2,
+    references: Annotated[int, AT_LEAST_ONE] = 5,
+) -> FederatedDataset:
+    """Pictures of 64 x 64 pixels with one question, which captions answer; a client per place.
+
+    Raises ``ValueError``: an argument is out of its range, or a place is unknown or none is left for a client.
+
+    Options:
+        question: what is asked of every picture.
+        captions: captions of a training picture.
+        references: captions of a validation or test picture, of which those that are the same count once.
+        test_seed: decides test pictures, their captions and the places' frequencies of colours.
+        seed: decides all else.
+    """
+    if not question.strip():
+        refuse("data.question", "a word at least", question)
+    check_places(options.unseen)
+
+    def place(scene: str, way: str | None, role: str, each: int) -> Examples:
+        told = Told.draw(scene, way, role, options.size(role), options)
+        return _answered(scene, role, told, question, each)
+
+    splits: dict[str, Split] = {}
+    for number, scene in enumerate(scene for scene in SCENES if scene not in options.unseen):
+        way = WAYS[number % len(WAYS)]
+        splits[scene] = Split(
+            place(scene, way, "train", captions),
+            place(scene, way, "validation", references),
+            place(scene, way, "test", references),
+        )
+    places = {scene: place(scene, None, "test", references) for scene in options.unseen}
+    texts: set[str] = set()
+    for split in splits.values():
+        texts.update(split.train.answers, split.validation.answers)
+    return FederatedDataset(
+        "scene_descriptions", tuple(sorted(texts)), splits, places, words([question]),
+        _facts(captions, references, places), outside=True,
+    )  # fmt: skip
+
+
+def _answered(scene: str, role: str, told: Told, question: str, each: int) -> Examples:
+    """Pictures of one role with what people say of them, the first of it as the answer."""
+    count = len(told.tags)
+    everything: list[tuple[str, ...]] = []
+    for picture in range(count):
+        everything.append(tuple(told.caption(picture) for _ in range(each)))
+    people = everything if role == "train" else [tuple(dict.fromkeys(descriptions)) for descriptions in everything]
+    return Examples(
+        told.pictures, np.arange(count), [question] * count, [descriptions[0] for descriptions in people],
+        [told.kind(picture) for picture in range(count)], [f"{scene}/{role}/{row:06d}" for row in range(count)],
+        annotations=people,
+    )  # fmt: skip

@@ -68,7 +68,6 @@ def scene_classes(
         test_per_class: test pictures of each class and style.
         new: whether half of the classes are new.
         offer: among which classes clients' pictures are classified.
-        clients: number of clients, but for "domain".
     """
     shown, unseen, clients = _shown(classes), options.unseen, options.clients
     check_distinct("styles", styles, COLOURED)

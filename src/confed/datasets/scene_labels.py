@@ -149,7 +149,6 @@ def scene_labels(
             have less than a third of the mean are given so many; 0 for equal numbers.
         alpha: how much clients differ in what they draw; small is skewed, large is alike.
         test_seed: decides test sets and what defines a client.
-        seed: decides training and validation pictures.
 
     Raises ``ValueError``: an argument is out of its range, or a style is unknown.
     """

@@ -57,7 +57,6 @@ def sensor_series(
     """Series of sensors, texts, or both, by client.
 
     Options:
-        root: the data set's folder.
         unseen: clients of the file who do not train; each is a place that is tested on all its examples.
         validation: of a client without validation examples, the share of its training examples that become some.
         standardise: take from every channel its mean over all clients' training steps and divide by its deviation;

@@ -95,9 +95,6 @@ def tagged_texts(
             client per user of the file who has training texts. The test texts of the others are the place
             "newcomers", their validation texts are left out, and so are texts that are nobody's.
         user_key: what the file calls whose a text is.
-        clients: number of clients, but for "user".
-        alpha: concentration of "label_skew".
-        minimum: fewest training texts of a client ("label_skew").
         train: training captions per client, the mean over clients; as the next two, of the built-in captions.
         validation: validation captions per client.
         test: test captions per client.

@@ -6,17 +6,22 @@ folder, and any of the sites' private folders.
 """
 
 import json
+import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confed.engines.remote.client import append
 from confed.engines.remote.journal_chains import KNOWN, countersigned_at, lengths_against
 from confed.engines.remote.protocol import Refused
 from confed.federation.atomic import write_atomically
 from confed.federation.reading import faults_of, read_bounded
 from confed.results.folder import FINAL, MEMBERS
 from confed.results.stored import TRAINING, read_records
+from confed.system import format as formats
+from confed.system.folder_lock import exclusive
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,16 @@ def audit(state: Path, privates: Sequence[Path] = ()) -> list[AuditLine]:
             lines.append(AuditLine(site, "all", 0, None, str(error), sound=False))
             continue
         here = lengths_against(folder_of[site], statement) if site in folder_of else {}
+        kept = countersigned_at(folder_of[site], site) if site in folder_of else {}
         for journal, (signed, _) in statement.items():
             length, begins_so = here.get(journal, (None, True))
             verdict = "not at hand" if length is None else "sound"
+            later = kept.get(journal, (0, ""))[0] > signed
             if not begins_so:
                 verdict = "removed, cut or put back from an old copy"
-            lines.append(AuditLine(site, journal, signed, length, verdict, begins_so))
+            elif later:
+                verdict = f"the run folder was put back from an old copy: {kept[journal][0]} entries were signed"
+            lines.append(AuditLine(site, journal, signed, length, verdict, begins_so and not later))
     return lines
 
 
@@ -107,3 +116,38 @@ def erase(state: Path, site: str) -> list[str]:
 
 def _write(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=1).encode(), sync=True)
+
+
+REMOVED = "removed.jsonl"  # the record of what retention took out of a folder
+_AGEING = ("checkpoint/*", "state/*", "run-*", "steps/*")
+"""Of a server's run folder and of a site's: checkpoints, states of runs, models set aside. Journals stay."""
+
+
+def retain(folder: Path, days: int) -> list[str]:
+    """Removal of what nothing was written to for so many days, with a record of each; returns what it was.
+
+    Journals are chains that cannot be shortened; models of the newest run, summaries and records stay as well.
+    """
+    if days < 1:
+        raise ValueError(f"--days must be at least 1, got {days}")
+    if (folder / MEMBERS).is_file() and not (folder / "summary.json").is_file():
+        raise ValueError(f"the run in {folder} goes on, and needs its checkpoints: let it end first")
+    if not (folder / MEMBERS).is_file() and not (folder / "audit.jsonl").is_file():
+        raise ValueError(f"{folder} is neither a server's run folder nor a site's private one")
+    removed: list[str] = []
+    with exclusive(folder):
+        for pattern in _AGEING:
+            for path in sorted(folder.glob(pattern)):
+                files = [path, *path.rglob("*")]
+                last = max(file.stat().st_mtime for file in files)
+                if last > time.time() - days * 86400:
+                    continue
+                size = sum(file.stat().st_size for file in files if file.is_file())
+                name = path.relative_to(folder).as_posix()
+                entry = {"time": time.time(), "removed": name, "bytes": size, "last_change": last, "days": days}
+                append(folder / REMOVED, entry)  # first: what is gone is in the books, whenever this is killed
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed.append(
+                    f"{name}: {formats.size(size)}, last changed {time.strftime('%Y-%m-%d', time.localtime(last))}"
+                )
+    return removed

@@ -7,7 +7,6 @@ server runs. ``ca.crt`` at a site may hold two authorities, so that the next one
 
 import datetime
 import ipaddress
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.system.private_keys import load_private, passphrase
 
 KEY, CERTIFICATE = "ca.key", "ca.crt"
+NEXT_KEY = "server.key.next"  # becomes server.key when its certificate is there
 
 
 def _encryption(what: str, encrypted: bool) -> Any:
@@ -26,26 +26,32 @@ def _encryption(what: str, encrypted: bool) -> Any:
 def make_key(path: Path, encrypted: bool = False) -> str:
     """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format."""
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 
     key = ec.generate_private_key(ec.SECP384R1())
     form = PrivateFormat.PKCS8 if encrypted else PrivateFormat.OpenSSH  # which has no encryption without bcrypt
-    secret = key.private_bytes(Encoding.PEM, form, _encryption(str(path), encrypted))
-    _write_secret(path, secret)
+    _write_secret(path, key.private_bytes(Encoding.PEM, form, _encryption(str(path), encrypted)))
+    return public_text(key)
+
+
+def public_text(key: Any) -> str:
+    """The public half of a private key in OpenSSH's format."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-    except FileExistsError as error:
-        raise ValueError(f"{path} is there already; a key is never overwritten") from error
+    """Write a file that only its owner can read, whole or not at all."""
+    if path.exists():
+        raise ValueError(f"{path} is there already; a key is never overwritten")
+    write_atomically(path, data, sync=True, mode=0o600)
 
 
 def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
     """A new authority in a folder of its own; returns its certificate in PEM. No key is overwritten.
+
+    A key without a certificate, of a command that was killed, is taken up.
 
     Args:
         folder: made with access for its owner only.
@@ -58,7 +64,8 @@ def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP384R1())
+    path, unfinished = folder / KEY, (folder / KEY).is_file() and not (folder / CERTIFICATE).is_file()
+    key = load_private(path.read_bytes(), str(path)) if unfinished else ec.generate_private_key(ec.SECP384R1())
     name = _named("confed federation authority")
     builder = _begun(name, name, key.public_key(), days)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -66,8 +73,9 @@ def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
     identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = builder.add_extension(identity, critical=False).sign(key, hashes.SHA384())
     data = certificate.public_bytes(Encoding.PEM)
-    protection = _encryption(str(folder / KEY), encrypted)
-    _write_secret(folder / KEY, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection))
+    if not unfinished:
+        protection = _encryption(str(path), encrypted)
+        _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection))
     write_atomically(folder / CERTIFICATE, data)
     return data
 
@@ -102,9 +110,24 @@ def issue_server(server: Path, authority: Path, host: str, days: int) -> bytes:
     if not (server / CERTIFICATE).is_file() or vouching not in (server / CERTIFICATE).read_bytes():
         write_atomically(server / CERTIFICATE, vouching)
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_atomically(server / "server.key", secret, sync=True, mode=0o600)
+    write_atomically(server / NEXT_KEY, secret, sync=True, mode=0o600)
     write_atomically(server / "server.crt", certificate.public_bytes(Encoding.PEM), sync=True)
+    settle_key(server)
     return vouching
+
+
+def settle_key(server: Path) -> None:
+    """The key of a server's certificate in its place, also where the command that made both was killed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key: Any = load_pem_private_key((server / NEXT_KEY).read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
+        if key.public_key() == certificate.public_key():
+            (server / NEXT_KEY).replace(server / "server.key")
+    except FileNotFoundError:  # there is none, or another process was faster
+        return
 
 
 def trusted(certificates: bytes) -> list[Any]:

@@ -24,7 +24,7 @@ from confed.engines.remote.client import client_named
 from confed.federation.params import Scope
 from confed.runs.build import prepare
 from confed.system.events import Note, Progress, ignore
-from confed.system.release import VERSION
+from confed.system.release import PROTOCOL, VERSION
 
 Mark = Literal["good", "mind", "bad"]
 LOOKED_AT = 2000  # pictures that are opened, spread over all of a client's, at most
@@ -129,7 +129,7 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
         yield Finding("listed", "bad", str(error), advice)
         return
     except (OSError, ValueError) as error:
-        advice = "is this the port of `confed server`, of the same version as this site's?"
+        advice = "is this the port of `confed server`?"
         yield Finding("listed", "bad", str(error), advice)
         return
     yield Finding("listed", "good", "the server knows this site's key")
@@ -140,15 +140,19 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
         yield Finding("clock", mark, text, advice)
     else:
         yield Finding("clock", "good", text)
-    for package, theirs in (("confed", told.confed), ("flwr", told.flwr)):
-        if (installed := VERSION if package == "confed" else version(package)) == theirs:
-            yield Finding(f"version of {package}", "good", installed)
-        else:
-            mark = "bad" if package == "confed" else "mind"
-            advice = f"pip install {package}=={theirs}"
-            if package == "confed":  # on no package index; the coordinator hands it out
-                advice = "install the file that the coordinator's README names, and check its SHA-256"
-            yield Finding(f"version of {package}", mark, f"here {installed}, at the server {theirs}", advice)
+    if (
+        type(told.protocol) is not int or abs(told.protocol - PROTOCOL) > 1
+    ):  # confed is on no package index; the coordinator hands it out
+        advice = "install the file that the coordinator's README names, and check its SHA-256"
+        text = f"here {PROTOCOL} (confed {VERSION}), at the server {told.protocol} (confed {told.confed})"
+        yield Finding("protocol", "bad", text, advice)
+    else:
+        yield Finding("protocol", "good", f"{PROTOCOL} here, {told.protocol} at the server, of confed {told.confed}")
+    if (installed := version("flwr")) == told.flwr:
+        yield Finding("version of flwr", "good", installed)
+    else:
+        advice = f"pip install flwr=={told.flwr}"
+        yield Finding("version of flwr", "mind", f"here {installed}, at the server {told.flwr}", advice)
 
 
 def check_signature(

@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from confed.deployment.authority import settle_key
 from confed.deployment.manifest import accept, check_signed, read_certificate
 from confed.deployment.provision import SITES, Federation, provision, read_sites
 from confed.deployment.roster import Roster
@@ -35,6 +36,8 @@ class FlowerFederation:
             raise ValueError("--sites must name the list of sites and their public keys")
         roster = Roster(listed, read_public, lambda text: progress(Note(text)))
         certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
+        if tls is not None:
+            settle_key(tls)
         with exclusive(state):
             pass  # a second server on the state is refused before it touches the first one's messages
         waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet

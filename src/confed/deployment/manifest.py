@@ -13,6 +13,7 @@ memory, so its first manifest is taken as it is.
 
 import base64
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -58,20 +59,27 @@ def digest_of(path: Path) -> str:
 
 def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
     """Signature of a manifest; both files are written into some folders; a fault is a ValueError."""
+    data = manifest.to_bytes()
+    signature = signature_by(load_private(private, "the authority's key"), _HEADING + data)
+    line = base64.b64encode(signature) + b"\n"
+    for folder in folders:
+        # Who is killed, or reads, in between has a manifest with its signature: beside the old one there are both.
+        before = folder / SIGNATURE
+        write_atomically(before, line + (before.read_bytes() if before.is_file() else b""))
+        write_atomically(folder / MANIFEST, data)
+        write_atomically(before, line)
+
+
+def signature_by(key: Any, data: bytes) -> bytes:
+    """A signature with SHA-384, of a private key on an elliptic curve or of RSA."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
-    key = load_private(private, "the authority's key")
-    data = manifest.to_bytes()
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        signature = key.sign(_HEADING + data, ec.ECDSA(hashes.SHA384()))
-    elif isinstance(key, rsa.RSAPrivateKey):
-        signature = key.sign(_HEADING + data, _pss(padding, hashes), hashes.SHA384())
-    else:
-        raise ValueError(f"the authority's key must be one on an elliptic curve or of RSA, got {type(key).__name__}")
-    for folder in folders:
-        write_atomically(folder / MANIFEST, data)
-        write_atomically(folder / SIGNATURE, base64.b64encode(signature) + b"\n")
+        return key.sign(data, ec.ECDSA(hashes.SHA384()))
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(data, _pss(padding, hashes), hashes.SHA384())
+    raise ValueError(f"a key that signs must be one on an elliptic curve or of RSA, got {type(key).__name__}")
 
 
 def verified(folder: Path, authority: bytes) -> Manifest:
@@ -79,7 +87,8 @@ def verified(folder: Path, authority: bytes) -> Manifest:
     path = folder / MANIFEST
     try:
         data = read_bounded(path)
-        signature = base64.b64decode(read_bounded(folder / SIGNATURE, 2**16).strip(), validate=True)
+        lines = read_bounded(folder / SIGNATURE, 2**16).splitlines()
+        signatures = [base64.b64decode(line.strip(), validate=True) for line in lines]
     except OSError as error:
         raise ValueError(
             f"the coordinator's signature is missing: {error.filename} cannot be read; ask the coordinator for "
@@ -87,7 +96,8 @@ def verified(folder: Path, authority: bytes) -> Manifest:
         ) from error
     except ValueError as error:
         raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
-    if not any(_signed_by(certificate.public_key(), signature, data) for certificate in trusted(authority)):
+    keys = [certificate.public_key() for certificate in trusted(authority)]
+    if not any(signed_by(key, signature, _HEADING + data) for key, signature in itertools.product(keys, signatures)):
         raise ValueError(
             f"{path} is not signed by the authority that this site trusts: the file was changed, or is of another "
             "federation; ask the coordinator before you continue"
@@ -95,17 +105,17 @@ def verified(folder: Path, authority: bytes) -> Manifest:
     return _read(path, data)
 
 
-def _signed_by(key: Any, signature: bytes, data: bytes) -> bool:
-    """Whether a manifest is signed by the owner of a public key."""
+def signed_by(key: Any, signature: bytes, data: bytes) -> bool:
+    """Whether data are signed by the owner of a public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, _HEADING + data, ec.ECDSA(hashes.SHA384()))
+            key.verify(signature, data, ec.ECDSA(hashes.SHA384()))
         elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, _HEADING + data, _pss(padding, hashes), hashes.SHA384())
+            key.verify(signature, data, _pss(padding, hashes), hashes.SHA384())
         else:
             return False
     except InvalidSignature:

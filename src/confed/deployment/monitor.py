@@ -26,7 +26,6 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from confed.federation.checkpoint import write_atomically
-from confed.results.folder import read_jsonl
 from confed.system import format as formats
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates
 
@@ -42,7 +41,8 @@ class RunStatus:
     """
 
     def __init__(self, title: str, site: str = "", private: Path | None = None) -> None:
-        self.title, self.site, self._private = title, site, private
+        self.title, self.site = title, site
+        self._departures = None if private is None else Departures(private)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._progress = RunProgress(0, 0, "starting", "")
@@ -87,32 +87,70 @@ class RunStatus:
                 "losses": dict(self._losses), "epsilon": self._epsilon, "sites": dict(self._sites),
                 "news": list(self._news),
             }  # fmt: skip
-        if self._private is not None:
-            shown |= departures(self._private)
+        if self._departures is not None:
+            shown |= self._departures.content()
         return shown
 
 
-def departures(private: Path, day: str = "") -> dict[str, Any]:
-    """What left a site on a day, in plain words, and what its updates have cost, from its journals."""
-    day = day or time.strftime("%Y-%m-%d")
-    asked: dict[str, str] = {}
-    count, sizes = Counter[str](), Counter[str]()
-    for line in read_jsonl(private / "audit.jsonl"):
-        if line.get("way") == "in":
-            asked[str(line.get("id"))] = str(line.get("action"))
-        elif time.strftime("%Y-%m-%d", time.localtime(line["time"])) == day:
-            kind = "refusal" if line.get("error") else _KINDS.get(asked.get(str(line.get("id")), ""), "other message")
-            count[kind] += 1
-            sizes[kind] += int(line["bytes"])
-    left = [f"{formats.counted(count[kind], kind)} ({formats.size(sizes[kind])})" for kind in sorted(count)]
-    costs = read_jsonl(private / "privacy.jsonl")
-    spent = next((line["epsilon"] for line in reversed(costs) if line.get("noise")), None)
-    bare = any(not line.get("noise") for line in costs)
-    return {
-        "left_today": f"Today left this site: {', '.join(left) if left else 'nothing'}.",
-        "epsilon": None if bare else spent,
-        "bytes_today": sum(sizes.values()),
-    }
+class _NewLines:
+    """Lines of a journal that came since the last look; all of them where the file is another or shorter."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end, self._file = path, 0, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines, without one that is not written to its end."""
+        if not self._path.is_file():
+            return []
+        status = self._path.stat()
+        if status.st_ino != self._file or status.st_size < self._end:
+            self._end, self._file = 0, status.st_ino
+        with self._path.open("rb") as file:
+            file.seek(self._end)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._end += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+class Departures:
+    """What left a site today, in plain words, and what its updates have cost, from its journals as they grow."""
+
+    def __init__(self, private: Path) -> None:
+        self._messages, self._costs = _NewLines(private / "audit.jsonl"), _NewLines(private / "privacy.jsonl")
+        self._lock = threading.Lock()
+        self._asked: dict[str, str] = {}
+        self._day, self._count, self._sizes = "", Counter[str](), Counter[str]()
+        self._spent: float | None = None
+        self._bare = False  # whether something left without noise
+
+    def content(self) -> dict[str, Any]:
+        """A sentence, the bytes of the day and the cost."""
+        with self._lock:
+            self._read(time.strftime("%Y-%m-%d"))
+            kinds = sorted(self._count)
+            left = [f"{formats.counted(self._count[kind], kind)} ({formats.size(self._sizes[kind])})" for kind in kinds]
+            return {
+                "left_today": f"Today left this site: {', '.join(left) if left else 'nothing'}.",
+                "epsilon": None if self._bare else self._spent,
+                "bytes_today": sum(self._sizes.values()),
+            }
+
+    def _read(self, day: str) -> None:
+        if day != self._day:
+            self._day, self._count, self._sizes = day, Counter(), Counter()
+        for line in self._messages.read():
+            if line.get("way") == "in":
+                self._asked[str(line.get("id"))] = str(line.get("action"))
+                continue
+            action = self._asked.pop(str(line.get("id")), "")
+            if time.strftime("%Y-%m-%d", time.localtime(line["time"])) == day:
+                kind = "refusal" if line.get("error") else _KINDS.get(action, "other message")
+                self._count[kind] += 1
+                self._sizes[kind] += int(line["bytes"])
+        for line in self._costs.read():
+            self._bare = self._bare or not line.get("noise")
+            self._spent = line["epsilon"] if line.get("noise") else self._spent
 
 
 _KINDS = {"fit": "model update", "evaluate": "evaluation", "hello": "greeting", "goodbye": "farewell"}

@@ -10,7 +10,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 from confed.federation.reading import FAULTS, read_bounded
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
+from confed.recipes.schema import validate
 from confed.runs.privacy_spent import record_cost
 
 FILE = "policy.toml"
@@ -114,12 +115,10 @@ def read_policy(path: Path) -> SitePolicy:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} must be a site's policy in TOML: {error}") from error
     content.pop("release", None)
-    keys = [entry.name for entry in fields(SitePolicy) if entry.name not in ("file", "lines")]
-    for key, value in content.items():
-        if key not in keys:
-            raise ValueError(f"{path}: unknown key {key!r}; a policy has {', '.join(keys)}, and [release]")
-        _check_kind(path, key, value)
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    try:
+        values = validate(SitePolicy, content, "policy", {"file", "lines"})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return SitePolicy(**values, file=str(path.resolve()), lines=_lines(text, content))
 
 
@@ -128,22 +127,6 @@ def policy_of(file: Path | None, client_epsilon: float | None, evaluations: str 
     chosen = Path(FILE) if file is None else file
     policy = read_policy(chosen) if file is not None or chosen.is_file() else SitePolicy()
     return policy.narrowed(client_epsilon, evaluations)
-
-
-_LISTS, _TEXTS, _WHOLE = ("methods", "actions"), ("evaluations", "hours"), ("rounds", "least_examples", "bytes_per_day")
-
-
-def _check_kind(path: Path, key: str, value: Any) -> None:
-    if key in _LISTS:
-        sound, wanted = isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of names"
-    elif key in _TEXTS:
-        sound, wanted = isinstance(value, str), "a text"
-    elif key in _WHOLE:
-        sound, wanted = type(value) is int, "a whole number"
-    else:
-        sound, wanted = type(value) in (int, float), "a number"
-    if not sound:
-        raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
 
 
 def _lines(text: str, content: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,8 @@ from string import Template
 from confed.datasets.card import Card, card_of, merged, read_card
 from confed.datasets.card import digest_of as digest_of_card
 from confed.deployment.authority import issue_server, make_authority, make_key
-from confed.deployment.manifest import Manifest, digest_of, sign, verified
+from confed.deployment.consent import check_consents
+from confed.deployment.manifest import MANIFEST, Manifest, digest_of, sign, verified
 from confed.deployment.policy import FILE as POLICY
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
@@ -179,18 +180,23 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{private} must hold the authority's private key: {error}") from error
     before = verified(server, anchor.read_bytes())
-    number = before.serial + 1 if serial is None else serial
-    if number <= before.serial:
-        raise ValueError(f"--serial must be above {before.serial}, the number of the last manifest, got {number}")
     # With FLARE the list has FLARE's names, and keys are those of the certificates that its kits were made with.
     keys = read_sites(server / SITES) if anchor.name == "ca.crt" else before.sites
-    folders = [server, *(path for name in keys if (path := server.parent / "sites" / name).is_dir())]
+    folders = [path for name in keys if (path := server.parent / "sites" / name).is_dir()]
+    # A command that was killed may have signed for some sites only; the server comes last.
+    signed = [verified(folder, anchor.read_bytes()).serial for folder in folders if (folder / MANIFEST).is_file()]
+    newest = max([before.serial, *signed])
+    number = newest + 1 if serial is None else serial
+    if number <= newest:
+        raise ValueError(f"--serial must be above {newest}, the number of the last manifest, got {number}")
+    folders.append(server)
     if card is not None:
+        check_consents(read_card(card), keys)
         for folder in folders:
             write_atomically(folder / "card.json", card.read_bytes())
     digest = before.card if card is None else digest_of(card)
     recipe = server / "recipe.toml"
-    for folder in folders[1:]:
+    for folder in folders[:-1]:
         write_atomically(folder / "recipe.toml", recipe.read_bytes())
         write_sites(folder / SITES, read_sites(server / SITES))
     sign(Manifest(dict(keys), digest_of(recipe), digest, before.wheel, number), key, folders)

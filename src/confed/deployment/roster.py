@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from confed.deployment.authority import issue_server, make_authority, make_key
+from confed.deployment.authority import issue_server, make_authority, make_key, public_text, settle_key
+from confed.deployment.manifest import MANIFEST, verified
 from confed.deployment.provision import (
     SITES,
     Federation,
@@ -23,6 +24,7 @@ from confed.deployment.provision import (
 )
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import FAULTS, read_bounded
+from confed.system.private_keys import load_private
 
 QUARANTINE = "quarantine.json"  # names of sites that are asked nothing, beside the list of sites
 INTERVAL = 0.5  # seconds between looks at the files
@@ -80,6 +82,7 @@ class Roster(Mapping[bytes, str]):
         try:
             names, quarantined = self._read(), read_quarantine(self._listed)
             if certificate_changed:
+                settle_key(self._listed.parent)
                 self.changed()
         except (OSError, *FAULTS) as error:
             self._told(f"the list of sites stays as it was: {error}")
@@ -116,34 +119,69 @@ def read_quarantine(listed: Path) -> frozenset[str]:
 # What a coordinator does ------------------------------------------------------------------------------------------
 
 
-def add_site(server: Path, name: str, public: str, private: Path | None, address: tuple[str, int]) -> list[Path]:
-    """A site more, with a folder and a key of its own where it brings no public key; signed again."""
+# Each step leaves what the server and the sites can read. Of a command that was killed the same one does the rest.
+
+
+def add_site(
+    server: Path, name: str, public: str, private: Path | None, address: tuple[str, int], again: bool = False
+) -> list[Path]:
+    """A site more, with a folder and a key of its own where it brings no public key; signed again.
+
+    With ``again`` a site that lost its key gets another one, and the lost one is refused from then on.
+    """
     keys = read_sites(server / SITES)
-    if name in keys:
-        raise ValueError(f"site {name!r} is on the list already: `confed federation revoke` removes it")
+    if name in _signed(server) and name in keys and not again:
+        raise ValueError(f"site {name!r} is on the list already: --again gives it another key, `revoke` removes it")
     federation = Federation((name,), *address, (server / "recipe.toml").read_text(encoding="utf-8"))
     folder = server.parent / "sites" / name
     if not public:
-        folder.mkdir(parents=True)
-        public = make_key(folder / "key")
+        public = _key_in(folder, name, again, listed=name in keys)
         write_atomically(folder / "ca.crt", (server / "ca.crt").read_bytes())
         for file, template in (("README.md", "site.md"), ("policy.toml", "policy.toml")):
-            write_from_template(folder / file, template, federation, name)
+            if not (folder / file).is_file():
+                write_from_template(folder / file, template, federation, name)
     write_sites(server / SITES, {**keys, name: public})
     return sign_again(server, private or key_of_authority(server))
+
+
+def _key_in(folder: Path, name: str, again: bool, *, listed: bool) -> str:
+    """The public half of a new key in a site's folder, or of the one that an ``add`` made before it was killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = folder / "key"
+    if again:
+        key.unlink(missing_ok=True)
+    elif not listed and key.is_file() and (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} has the key of an earlier site {name!r}: --again makes another one")
+    return public_text(load_private(key.read_bytes(), str(key))) if key.is_file() else make_key(key)
 
 
 def revoke_site(server: Path, name: str, private: Path | None) -> list[Path]:
     """A site less: a running server refuses it at once; signed again, for the other sites."""
     keys = read_sites(server / SITES)
-    if name not in keys:
+    if name not in {**keys, **_signed(server)}:
         raise ValueError(f"there is no site {name!r} on the list; there are {', '.join(keys)}")
     write_sites(server / SITES, {site: key for site, key in keys.items() if site != name})
     return sign_again(server, private or key_of_authority(server))
 
 
+def _signed(server: Path) -> Mapping[str, str]:
+    """The sites that the newest manifest has."""
+    _check_flower(server)
+    return verified(server, (server / "ca.crt").read_bytes()).sites
+
+
+def _check_flower(server: Path) -> None:
+    """Refusal of a kit of FLARE, whose list and certificates are made with it."""
+    if (server / "startup").is_dir():
+        raise ValueError(
+            f"{server} is a kit of FLARE, whose sites and certificates are those that it was made with: make a new "
+            "federation; over Flower they change while the server runs"
+        )
+
+
 def quarantine_site(server: Path, name: str, release: bool) -> None:
     """A site in quarantine, or out of it."""
+    _check_flower(server)
     if name not in read_sites(server / SITES):
         raise ValueError(f"there is no site {name!r} on the list; there are {', '.join(read_sites(server / SITES))}")
     names = read_quarantine(server / SITES) - {name} if release else read_quarantine(server / SITES) | {name}
@@ -152,12 +190,17 @@ def quarantine_site(server: Path, name: str, release: bool) -> None:
 
 def renew_server(server: Path, authority: Path | None, host: str, days: int) -> None:
     """A new certificate of the server, which a running one takes for new connections."""
+    _check_flower(server)
     issue_server(server, authority or key_of_authority(server).parent, host, days)
 
 
 def rotate_authority(server: Path, folder: Path, days: int, encrypted: bool) -> None:
     """A second authority, which sites that have the new ``ca.crt`` trust beside the first."""
-    both = make_authority(folder, days, encrypted) + (server / "ca.crt").read_bytes()
+    _check_flower(server)
+    after = folder / "ca.crt"
+    following = after.read_bytes() if after.is_file() else make_authority(folder, days, encrypted)
+    both = (server / "ca.crt").read_bytes()
+    both = both if following in both else following + both
     write_atomically(server / "ca.crt", both, sync=True)
     for name in read_sites(server / SITES):
         site = server.parent / "sites" / name / "ca.crt"

@@ -20,7 +20,7 @@ from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.participation import listed
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.arrivals import SiteArrivals
-from confed.engines.remote.protocol import Schema, digest, schema_of, seal
+from confed.engines.remote.protocol import Schema, Settings, digest, schema_of, seal, settings_of
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Connection, Registered, SiteRegistry, Timeouts, Transport
 from confed.engines.remote.update_bounds import Bounds, bounded_members
@@ -38,7 +38,9 @@ from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.tokenizer import known_words
+from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import Recipe
+from confed.recipes.schema import keywords
 from confed.results.folder import FINAL, MEMBERS, RunFolder, read_jsonl
 from confed.results.stored import TRAINING, read_records
 from confed.results.summary import Summary
@@ -361,13 +363,16 @@ ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
 
-def common_ground(recipe: Recipe, run_data: RunData) -> str:
+def common_ground(recipe: Recipe, run_data: RunData) -> Settings:
     """Settings of a recipe and properties of its data that all parties must share; not where the data lie."""
-    dataset = run_data.dataset
-    model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
-    terms = {
-        "model": model,
-        "task": recipe.sections["task"],
+    dataset, settings = run_data.dataset, dict[str, tuple[Any, bool]]()
+    for section in ("model", "task"):
+        options = recipe.sections[section]
+        declared = keywords(NAMED[section][options["name"]])
+        for name in options.keys() - set(ELSEWHERE):
+            default = declared[name].make() if name in declared else None
+            settings |= settings_of(f"{section}.{name}", options[name], default)
+    facts = {
         "answers": list(dataset.answers),
         "types": list(run_data.types),
         "tokens": run_data.tokenizer.vocab_size,
@@ -375,7 +380,9 @@ def common_ground(recipe: Recipe, run_data: RunData) -> str:
         "pools": {name: list(pool) for name, pool in dataset.answer_sets.items()},
         "tasks": dict(dataset.tasks),
     }
-    return json.dumps(terms, sort_keys=True, default=str)
+    for name, fact in facts.items():
+        settings |= settings_of(f"data.{name}", fact)
+    return settings
 
 
 @alone

@@ -177,7 +177,7 @@ def open_site(
     policy: SitePolicy | None = None,
     signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
-    checkpoint: float = EVERY,
+    checkpoint: str = EVERY,
 ) -> Site:
     """Client end of a federation, ready to answer requests."""
     policy = SitePolicy() if policy is None else policy

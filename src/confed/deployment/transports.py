@@ -57,7 +57,7 @@ class Joining:
     once: bool = False
     patience: float = 3600.0
     insecure: bool = False
-    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
+    checkpoint: str = EVERY  # of training, from one checkpoint to the next; 0 for none
 
 
 class FederationTransport(Protocol):

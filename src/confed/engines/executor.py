@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
@@ -26,12 +26,13 @@ from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scope, copy_into
+from confed.federation.protocols import Task
 from confed.federation.randomness import derive, isolated, refuse_random_numbers
 from confed.federation.stacked import evaluate_stacked, train_stacked
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
-from confed.federation.train import needs_two, trained
+from confed.federation.train import compares_examples, trained
 from confed.system.packages import version
 
 WRITTEN_AFTER = 1.0  # seconds of computing after which features are written to files; what takes less is computed again
@@ -70,13 +71,10 @@ def attach(
     tolerance: float = 0.0,
 ) -> FrozenFeatures | str:
     """Keeps what a model's frozen stages make from now on, or says why that is not done."""
-    staged = staged_part(model)
-    if staged is None:
+    part = frozen_part(model, frozen)
+    if part is None:
         return f"{type(model).__name__} does not say which stages its pass has"
-    start, stages = staged
-    assert isinstance(stages, nn.Module)
-    names = [name for name in stages.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
-    cut = min(frozen_stages(stages, names), len(stages.stages) - 1)
+    stages, cut = part
     if not cut:
         return f"the first stage ({stages.stages[0].name}) is trained"
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
@@ -86,6 +84,17 @@ def attach(
     features.store.files = files(features)
     stages.frozen_features = features
     return features
+
+
+def frozen_part(model: nn.Module, frozen: Collection[str]) -> tuple[Any, int] | None:
+    """The module of a model that is staged, and how many of them are frozen; None without such a part."""
+    staged = staged_part(model)
+    if staged is None:
+        return None
+    start, stages = staged
+    assert isinstance(stages, nn.Module)
+    names = [name for name in stages.state_dict(keep_vars=True) if f"{start}{name}" not in frozen]
+    return stages, min(frozen_stages(stages, names), len(stages.stages) - 1)
 
 
 def added(counts: Iterable[FeatureCounts]) -> FeatureCounts:
@@ -286,8 +295,11 @@ def _fit(
     values = _loaded(clients, [call.message.tensors for call in calls])
     if not trained(clients[0]):
         return "nothing is trained"
-    if reason := _unstacked_model(clients[0]):
+    if reason := unstacked_model(workspace.model, clients[0].task):
         return reason
+    for module in workspace.model.modules():
+        if isinstance(module, _DROPOUTS):
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
     replies: list[Message] = []
     task = clients[0].task if type(setup.algorithm).objective is Algorithm.objective else None
     with refuse_random_numbers():
@@ -303,15 +315,14 @@ def _fit(
     return replies
 
 
-def _unstacked_model(client: Client) -> str:
-    """Why a client's model, which is in training mode from now on, cannot be stacked; "" where it can."""
-    client.model.train()
-    for module in client.model.modules():
-        if isinstance(module, _DROPOUTS):
-            if module.p > 0:
-                return "the model has dropout, whose random numbers would be others"
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    return "the model normalises over the examples of a batch, or the loss compares them" if needs_two(client) else ""
+def unstacked_model(model: nn.Module, task: Task) -> str:
+    """Why a model, which is in training mode from now on, cannot be stacked; "" where it can."""
+    model.train()
+    if any(isinstance(module, _DROPOUTS) and module.p > 0 for module in model.modules()):
+        return "the model has dropout, whose random numbers would be others"
+    if compares_examples(model, task):
+        return "the model normalises over the examples of a batch, or the loss compares them"
+    return ""
 
 
 def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:

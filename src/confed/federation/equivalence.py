@@ -36,6 +36,7 @@ class Row:
     # the values that stacked training follows; None for all. Any other is trained one by one.
     stacks: tuple[Any, ...] | None = None
     buffered: Result = "equal bits"  # result of asynchronous rounds with nothing late
+    packed: Result = "equal bits"  # result beside compressed updates or models, in every way of execution
     in_rounds: bool = True  # False where nothing that happens in a round depends on it
     reason: str = ""  # why a way steps aside or refuses, as the end of a sentence
 
@@ -78,7 +79,7 @@ OPTIONS: Mapping[str, Row] = {
     "server": Row(),
     "robust": Row(),
     "update_privacy": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
-    "secure_sum": Row(stacks=(None,), buffered="refused", reason=_PROTECTED),
+    "secure_sum": Row(stacks=(None,), buffered="refused", packed="refused", reason=_PROTECTED),
     "record_privacy": Row(stacks=(None,), reason="the gradient of each example is clipped"),
 }
 """Fields of every method, :class:`confed.federation.algorithm.Algorithm`."""
@@ -140,9 +141,14 @@ def overridden(algorithm: Algorithm) -> list[str]:
 
 def unbatchable_training(algorithm: Algorithm) -> str:
     """Why stacked training does not follow a method, as the end of a sentence; "" where it does."""
-    if algorithm.traits.unbatchable_reason:
-        return algorithm.traits.unbatchable_reason
     title = type(algorithm).__name__
+    if algorithm.traits.in_sessions:
+        return f"{title} trains in sessions of many calls"
+    reason = algorithm.traits.unbatchable_reason
+    if reason is None and type(algorithm).objective is not Algorithm.objective:
+        reason = "the method does not say that its objective is one loss per batch"
+    if reason:
+        return reason
     for name in overridden(algorithm):
         if name not in HOOKS:
             return f"{title} overrides {name!r}, which stacked training does not know"

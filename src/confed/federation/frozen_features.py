@@ -204,7 +204,7 @@ class FrozenFeatures:
 
     def _shapes(self, batch: Batch) -> Hashable:
         """Types and shapes of the tensors that the stages may read; of a table's rows they are all alike."""
-        if not isinstance(batch, FromRows):
+        if not isinstance(batch, FromRows) or not batch.same_rows(self._inputs):
             return states.shapes(self._inputs, batch)
         if batch.source not in self._shapes_of:
             self._shapes_of[batch.source] = states.shapes(self._inputs, batch)
@@ -212,7 +212,7 @@ class FrozenFeatures:
 
     def _digests(self, batch: Batch, kind: Hashable) -> list[bytes]:
         """Digests of the examples; those of a table's rows are computed once."""
-        if not isinstance(batch, FromRows) or not batch.untouched:
+        if not isinstance(batch, FromRows) or not batch.same_rows(self._inputs):
             return list(states.digests(self._inputs, batch, kind))
         digests_of_rows = self._known.setdefault(batch.source, {}).setdefault(kind, {})
         taken: Any = batch.rows

@@ -166,6 +166,13 @@ def make_optimizer(
     return kind(groups, lr=local.lr, betas=local.betas, fused=True)
 
 
+def moments_of(local: Local) -> int:
+    """Number of moments that the optimiser keeps of each value."""
+    if local.optimizer == "sgd":
+        return int(local.momentum > 0)
+    return 2
+
+
 def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Learning rate of every group: this one, times the group's own factor."""
     for group in optimizer.param_groups:

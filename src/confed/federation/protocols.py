@@ -217,10 +217,9 @@ class FromRows(ABC):
     source: object
     rows: Tensor
 
-    @property
     @abstractmethod
-    def untouched(self) -> bool:
-        """Whether no tensor was changed in place."""
+    def same_rows(self, names: Iterable[str]) -> bool:
+        """Whether these tensors are rows of the table as they are: none was added or changed in place."""
         ...
 
 

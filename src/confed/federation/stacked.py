@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 
 from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
+from confed.federation.local import moments_of
 from confed.federation.params import combined
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
@@ -239,10 +240,8 @@ class _Steps:
             vectors = [name for name in of_scale if stack[name].ndim <= 2]
             rate = self.local.lr * scale
             self.groups += [(matrices, self.local.weight_decay, rate), (vectors, 0.0, rate)]
-        moments = 0 if self.local.optimizer == "sgd" and not self.local.momentum else 1
-        moments += self.local.optimizer != "sgd"
         self.moments: list[dict[str, Tensor]] = []
-        for _ in range(moments):
+        for _ in range(moments_of(self.local)):
             self.moments.append({name: torch.zeros_like(tensor) for name, tensor in stack.items()})
 
     def take(

@@ -5,6 +5,7 @@ from the last checkpoint, with the bits that it would have had. A method says by
 :attr:`confed.federation.traits.Traits.steps_alone` that its objective keeps nothing between steps.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,7 +20,17 @@ from confed.federation.params import copy_into
 from confed.federation.state import ClientState
 from confed.federation.wire import decode_state, encode_state
 
-EVERY = 60.0  # seconds between two checkpoints
+EVERY = "60 s"  # from one checkpoint to the next
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def read_interval(text: str) -> tuple[float, int]:
+    """Seconds and steps from one checkpoint to the next, one of them 0, of "60", "5 min" or "500 steps"."""
+    if (steps := re.fullmatch(r"(\d+) *steps?", text.strip())) is not None:
+        return 0.0, int(steps[1])
+    if (time_between := re.fullmatch(r"(\d+(?:\.\d*)?) *(s|min|h)?", text.strip())) is not None:
+        return float(time_between[1]) * SECONDS[time_between[2] or "s"], 0
+    raise ValueError(f"checkpoint must be seconds or steps, such as '60 s', '5 min' or '500 steps', got {text!r}")
 
 
 @dataclass
@@ -34,9 +45,9 @@ class Position:
 class TrainingCheckpoint:
     """The checkpoint of one training, in a file."""
 
-    def __init__(self, path: Path, every: float, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, path: Path, every: tuple[float, int], tensors: Mapping[str, Tensor]) -> None:
         self._path, self._every, self._tensors = path, every, tensors
-        self._written = time.monotonic()
+        self._written, self._step = time.monotonic(), 0  # when the last one was, and behind which step
         self._state: ClientState | None = None
 
     def position(self, optimizer: torch.optim.Optimizer, device: torch.device) -> Position:
@@ -52,7 +63,8 @@ class TrainingCheckpoint:
             number, _, key = name.partition("/")
             moments.setdefault(int(number), {})[key] = tensor
         optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-        return Position(int(scalars["step"]), int(scalars["updates"]), saved["loss"]["total"].to(device))
+        self._step = int(scalars["step"])
+        return Position(self._step, int(scalars["updates"]), saved["loss"]["total"].to(device))
 
     def resume_random_numbers(self) -> None:
         """Torch's global generators as they were at the checkpoint, once."""
@@ -66,7 +78,8 @@ class TrainingCheckpoint:
 
     def save_if_due(self, position: Position, optimizer: torch.optim.Optimizer) -> None:
         """A new checkpoint, where the last is older than it may be."""
-        if time.monotonic() - self._written < self._every:
+        seconds, steps = self._every
+        if position.step - self._step < steps or time.monotonic() - self._written < seconds:
             return
         moments: dict[str, Tensor] = {}
         for number, entries in optimizer.state_dict()["state"].items():
@@ -78,7 +91,7 @@ class TrainingCheckpoint:
             {**groups, "loss": {"total": position.total}}, {"step": position.step, "updates": position.updates}
         )
         write_atomically(self._path, encode_state(state), sync=True)
-        self._written = time.monotonic()
+        self._written, self._step = time.monotonic(), position.step
 
 
 class StepCheckpoints:
@@ -86,7 +99,7 @@ class StepCheckpoints:
 
     training = TrainingCheckpoint
 
-    def __init__(self, folder: Path, every: float = EVERY) -> None:
+    def __init__(self, folder: Path, every: tuple[float, int]) -> None:
         self._folder, self._every = folder, every
         self._request, self._trainings = folder, 0
 

@@ -16,7 +16,7 @@ from confed.federation.batches import rows, to_device, training_batches
 from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
 from confed.federation.params import Scope
-from confed.federation.protocols import Batch, StepsByKind
+from confed.federation.protocols import Batch, StepsByKind, Task
 from confed.federation.record_gradients import BATCH_NORMS, private_steps
 from confed.federation.specs import Contrasting, WeighsBatches
 from confed.federation.step_checkpoints import Position, TrainingCheckpoint
@@ -174,10 +174,15 @@ def trained(client: "Client") -> dict[str, Tensor]:
 
 
 def needs_two(client: "Client") -> bool:
-    """Whether the model normalises over the examples of a batch while it trains, or the loss compares them."""
-    if isinstance(client.task, Contrasting):
+    """Whether a client's batches need two examples."""
+    return compares_examples(client.model, client.task)
+
+
+def compares_examples(model: nn.Module, task: Task) -> bool:
+    """Whether a model in training mode normalises over the examples of a batch, or the loss compares them."""
+    if isinstance(task, Contrasting):
         return True
-    return any(isinstance(module, BATCH_NORMS) and module.training for module in client.model.modules())
+    return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
 
 
 def _gradients(

@@ -63,8 +63,9 @@ class Traits:
             tensors, the optimiser, the batch and what was computed before the first step, so that training can go on
             from the middle of a round (:mod:`confed.federation.step_checkpoints`).
         unbatchable_reason: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; ""
-            where ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads
-            trained values from ``client.tensors`` only, while it computes that loss.
+            where the method's own ``objective`` yields one loss per batch, for which it runs the model once, on that
+            batch, and reads trained values from ``client.tensors`` only, while it computes that loss; None where that
+            is not known of an own ``objective``.
     """
 
     label: str = ""
@@ -95,7 +96,7 @@ class Traits:
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     has_steps: bool = True
     steps_alone: bool = False
-    unbatchable_reason: str = "the method does not say that its objective is one loss per batch"
+    unbatchable_reason: str | None = None
 
     def stated(self) -> dict[str, Any]:
         """Traits of a method for a run's ``summary.json``."""

@@ -30,10 +30,10 @@ def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...],
     from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
     from confed.data.ml_files.records import listed_labels
     from confed.datasets.flair import FLAIR_LABELS, flair_fine_labels, flair_fine_names
+    from confed.datasets.object_labels import VOC_LABELS
     from confed.datasets.scene_labels import COARSE, FINE
     from confed.datasets.tagged_texts import TAGS
-    from confed.datasets.ucm_labels import UCM_LABELS
-    from confed.datasets.voc_labels import VOC_LABELS
+    from confed.datasets.ucm import UCM_LABELS
 
     vocabularies = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
     vocabularies |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}

@@ -93,7 +93,9 @@ class RunSection:
         batch_clients: how many clients of a cohort are trained at once, and how many own models evaluated, their
             parameters stacked (together): faster where models are small. Results are those of one
             by one but for rounding. In one process; methods, models and settings that cannot have it are trained one by
-            one, and the run says why.
+            one, and the run says why. "auto": a number that follows from the recipe, above 1 where that is known to be
+            twice as fast; ``--plan`` says which, and the run keeps it (:mod:`confed.runs.at_once`). 1 gives the bits of
+            versions before.
         compile: models are compiled (``torch.compile``): takes a minute or more before the first step and pays in long
             runs on a GPU. Numbers differ by rounding; features of frozen layers are not kept; not with
             ``batch_clients``.
@@ -126,7 +128,7 @@ class RunSection:
     gallery: Annotated[int, NOT_NEGATIVE] = 3
     controls: Literal["all", "none"] = "all"
     modality_matrix: bool = True
-    batch_clients: Annotated[int, AT_LEAST_ONE] = 1
+    batch_clients: Annotated[int | Literal["auto"], AT_LEAST_ONE] = "auto"
     compile: bool = False
     features: KeptFeatures = KeptFeatures()
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -143,12 +145,13 @@ class RunSection:
                 f"run.address is that of a Ray cluster and needs run.engine = 'ray', got {self.engine!r} with "
                 f"{self.address!r}"
             )
-        if self.batch_clients > 1 and (self.workers > 1 or self.engine != "local"):
+        stacks = self.batch_clients not in ("auto", 1)
+        if stacks and (self.workers > 1 or self.engine != "local"):
             raise ValueError(
                 f"run.batch_clients = {self.batch_clients} trains clients at once in one process and needs "
                 f"run.workers = 1 and run.engine = 'local', got {self.workers} and {self.engine!r}"
             )
-        if self.batch_clients > 1 and self.compile:
+        if stacks and self.compile:
             raise ValueError(
                 f"run.compile = true compiles the model of one client, and run.batch_clients must be 1 then, got "
                 f"{self.batch_clients}"

@@ -8,21 +8,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from confed.analysis.case import Case
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
 from confed.release.account import sent_by_site, tensor_kinds
-from confed.release.case import Case
 from confed.release.federation import federation_content
 from confed.release.gains import Gain, gains, references
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, Finding, Probe, probes
 from confed.release.seal import read_key, seal
 from confed.release.standout import Standing, standing
-from confed.release.verdict import NotExamined, described, guarantees, judge, verdict
+from confed.release.verdict import Content, NotExamined
 from confed.report.figures.style import Drawing
 from confed.results.folder import kind_of
 from confed.system.events import Note, Progress, ignore
-from confed.system.release import VERSION
 
 
 @dataclass(frozen=True)
@@ -106,37 +105,22 @@ class Examination:
         same_bits = case.replay[1] if case.replayed else None
         findings = list(self._findings())
         figures: list[tuple[str, Estimate]] = []
-        for probe, finding in findings:
-            figures += [(probe.title, measured) for measured in finding.measures]
-        figures += [("Guarantees and sizes", measured) for measured in guarantees(case.summary, case.sites)]
-        judged = judge(figures, release)
-        gained, standings = self._gains(), self._standing()
-        sentence, details = verdict(judged, release, len(self.left))
-        names = [] if case.sends_nothing else case.sent_names()
         probes_made: list[dict[str, Any]] = []
         for probe, finding in findings:
+            figures += [(probe.title, measured) for measured in finding.measures]
             made = {"name": probe.name, "title": probe.title, "attacker": probe.attacker}
             probes_made.append({**made, "notes": list(finding.notes)})
-        content = {
-            "format": 1,
-            "made_by": f"confed {VERSION}",
-            "sentence": sentence,
-            "details": details,
-            "limits": release.chosen,
-            "run": described(case.folder, case.recipe, case.summary, case.sites),
-            "same_bits": same_bits,
-            "figures": judged,
-            "probes": probes_made,
-            "statements": [],
-            "sent": [asdict(row) for row in sent_by_site(case.run_records, case.summary.examples, case.sites)],
-            "kinds": tensor_kinds(
-                {n: case.workspace.tensors[n] for n in names}, [*heads_of(case.workspace.model).values()]
-            ),
-            "gains": [{**asdict(row), "sentence": row.sentence} for row in gained],
-            "standing": [asdict(row) for row in standings],
-            "not_examined": [asdict(row) for row in self.left],
-        }
-        return content, {probe.name: finding.drawings for probe, finding in findings}
+        sent = sent_by_site(case.run_records, case.summary.examples, case.sites)
+        names = [] if case.sends_nothing else case.sent_names()
+        tensors = {name: case.workspace.tensors[name] for name in names}
+        kinds = tensor_kinds(tensors, [*heads_of(case.workspace.model).values()])
+        gained = [{**asdict(row), "sentence": row.sentence} for row in self._gains()]
+        standings = [asdict(row) for row in self._standing()]
+        content = Content(
+            case.folder, case.finished, case.sites, sent, kinds, figures, self.left, same_bits, probes_made,
+            gains=gained, standing=standings,
+        )  # fmt: skip
+        return content.judged(release), {probe.name: finding.drawings for probe, finding in findings}
 
     def _fits(self, what: str, seconds: float) -> bool:
         """Whether something fits into the time that is left; if not it is put down."""

@@ -25,10 +25,9 @@ from confed.release.account import sent_by_site, tensor_kinds
 from confed.release.limits import Release
 from confed.release.probe import Estimate, probes
 from confed.release.seal import check_seal
-from confed.release.verdict import NotExamined, described, guarantees, judge, verdict
+from confed.release.verdict import Content, NotExamined
 from confed.results.folder import MEMBERS
 from confed.results.stored import read_records
-from confed.system.release import VERSION
 
 STATEMENTS = "statements"
 """Folder of the sites' own dossiers, in the run folder of the server."""
@@ -53,7 +52,7 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
     left = [NotExamined(probe.title, "records and updates are at the sites") for probe in probes()]
     left.append(NotExamined("What each site gained", "what a site reaches alone is not known here"))
     left.append(NotExamined("Sites that stand out", "the server keeps no updates"))
-    figures = [("Guarantees and sizes", measured) for measured in guarantees(finished.summary, sites)]
+    figures: list[tuple[str, Estimate]] = []
     keys, why = keys_of_sites(folder)
     statements: list[Statement] = []
     for site in sites:
@@ -71,27 +70,12 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
         if fault:
             left.append(NotExamined(f"Journals of {site}", fault))
         statements.append(Statement(site, journals, sentence, signed))
-    judged = judge(figures, release)
-    sentence, details = verdict(judged, release, len(left))
     models = [finished.global_file] if finished.global_file.is_file() else []
     examples = {member["id"]: {"train": member["num_examples"]} for member in members}
-    return {
-        "format": 1,
-        "made_by": f"confed {VERSION}",
-        "sentence": sentence,
-        "details": details,
-        "limits": release.chosen,
-        "run": described(folder, finished.recipe, finished.summary, sites),
-        "same_bits": None,
-        "figures": judged,
-        "probes": [],
-        "statements": [asdict(statement) for statement in statements],
-        "sent": [asdict(row) for row in sent_by_site(read_records(folder), examples, sites)],
-        "kinds": tensor_kinds(load_file(models[0]), ("head", "classifier")) if models else {},
-        "gains": [],
-        "standing": [],
-        "not_examined": [asdict(row) for row in left],
-    }
+    sent = sent_by_site(read_records(folder), examples, sites)
+    kinds = tensor_kinds(load_file(models[0]), ("head", "classifier")) if models else {}
+    said = [asdict(statement) for statement in statements]
+    return Content(folder, finished, sites, sent, kinds, figures, left, statements=said).judged(release)
 
 
 def keys_of_sites(folder: Path) -> tuple[Mapping[str, str], str]:

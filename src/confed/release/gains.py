@@ -8,11 +8,11 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
+from confed.analysis.case import Case
 from confed.federation.file_names import name_of_file
 from confed.metrics.statistics import LEVEL, holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.recipes.recipe import Recipe, load_recipe, named_section
-from confed.release.case import Case
 from confed.results.folder import RunFolder, kind_of
 from confed.runs.run import run
 from confed.system import format as formats

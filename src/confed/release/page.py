@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from confed.analysis.case import Case
 from confed.analysis.victim import Finding as Attacked
 from confed.analysis.victim import expand, names_of
-from confed.release.case import Case
 from confed.release.limits import Release
 from confed.release.probe import probes
 from confed.release.verdict import judge

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
+from confed.analysis.case import Case
 from confed.metrics.stratified import flip_interval, sign_flip
-from confed.release.case import Case
 from confed.report.figures.style import Drawing
 
 

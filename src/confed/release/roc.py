@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from confed.federation.randomness import derive
+from confed.privacy.membership import auc_of
 
 DRAWS = 400
 
@@ -31,14 +32,6 @@ class Curve:
     auc: tuple[float, float, float]
     p: float  # one-sided, of an AUC of 1/2, by the bootstrap's standard error
     rates: dict[float, tuple[float, float, float]]  # by share of false positives, where at least one is allowed
-
-
-def auc_of(members: np.ndarray, others: np.ndarray) -> float:
-    """Area under the ROC curve, ties counted half."""
-    ordered = np.sort(others)
-    below = np.searchsorted(ordered, members, "left")
-    level = np.searchsorted(ordered, members, "right") - below
-    return float((below + level / 2).mean() / len(others))
 
 
 def rate_at(members: np.ndarray, others: np.ndarray, share: float) -> float:

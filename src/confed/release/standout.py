@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from confed.analysis.case import VALIDATION, Case, flattened, sent_model
 from confed.federation.params import Params
-from confed.release.case import VALIDATION, Case, flattened, sent_model
 
 LEAST_SITES, FAR = 5, 3.5
 LOOKED_AT = 300  # validation records that updates are tried on

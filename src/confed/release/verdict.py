@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from confed.inference.finished_run import FinishedRun
 from confed.metrics.statistics import LEVEL, holm
 from confed.recipes.recipe import Recipe
+from confed.release.account import Sent
 from confed.release.limits import Release
 from confed.release.probe import Estimate
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, Summary
 from confed.system import format as formats
+from confed.system.release import VERSION
 
 WITHIN, BEYOND, UNSET = "Within the limits you set.", "Beyond the limits you set: {}.", "No limits set: figures only."
 
@@ -76,6 +79,47 @@ def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) ->
     shown = names[:6] + ([f"and {len(names) - 6} more"] if len(names) > 6 else [])
     sentence = BEYOND.format(", ".join(shown)) if names else WITHIN
     return sentence, f"{formats.counted(len(release.chosen), 'limit')} against {details}"
+
+
+@dataclass
+class Content:
+    """Everything that a dossier says."""
+
+    folder: Path
+    finished: FinishedRun
+    sites: Sequence[str]
+    sent: Sequence[Sent]
+    kinds: Mapping[str, int]
+    figures: list[tuple[str, Estimate]]  # with the titles of their probes
+    left: list[NotExamined]
+    same_bits: bool | None = None
+    probes: Sequence[Mapping[str, Any]] = ()
+    statements: Sequence[Mapping[str, Any]] = ()
+    gains: Sequence[Mapping[str, Any]] = ()
+    standing: Sequence[Mapping[str, Any]] = ()
+
+    def judged(self, release: Release) -> dict[str, Any]:
+        """The same as JSON, held against limits."""
+        of_run = [("Guarantees and sizes", measured) for measured in guarantees(self.finished.summary, self.sites)]
+        figures = judge([*self.figures, *of_run], release)
+        sentence, details = verdict(figures, release, len(self.left))
+        return {
+            "format": 1,
+            "made_by": f"confed {VERSION}",
+            "sentence": sentence,
+            "details": details,
+            "limits": release.chosen,
+            "run": described(self.folder, self.finished.recipe, self.finished.summary, self.sites),
+            "same_bits": self.same_bits,
+            "figures": figures,
+            "probes": list(self.probes),
+            "statements": list(self.statements),
+            "sent": [asdict(row) for row in self.sent],
+            "kinds": dict(self.kinds),
+            "gains": list(self.gains),
+            "standing": list(self.standing),
+            "not_examined": [asdict(row) for row in self.left],
+        }
 
 
 def described(folder: Path, recipe: Recipe, summary: Summary, sites: Sequence[str]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         algorithm, members, task, recipe.local, build, run.rounds, run.seed, run.keep_personal, observers,
         _device(run.device), tasks, public,
         features=_features(run),
-        batch_clients=run.batch_clients,
+        batch_clients=1 if run.batch_clients == "auto" else run.batch_clients,  # which a run decides when it begins
         compile=run.compile,
         device_data=int(run.device_data * 1e9),
         measures=tuple(measures[name]() for name in run.measures),

@@ -9,7 +9,6 @@ from inspect import signature
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,8 +111,8 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
         test = encoder.table(split.test, answers, outside=dataset.outside)
         return table_data(train, validation, test, dataset.mixture)
 
-    if dataset.kind == "labels":
-        clients: Mapping[str, TableData] = Lazy(dataset.clients, client_data, _sizes(dataset))
+    if isinstance(dataset.clients, Lazy):
+        clients: Mapping[str, TableData] = Lazy(dataset.clients, client_data, dataset.clients.sizes)
         _check_tables(dataset, encoder)
     else:
         clients = {name: client_data(name) for name in dataset.clients}
@@ -133,13 +132,6 @@ def table_data(train: Table, validation: Table, test: Table, mixture: Sequence[f
     if mixture and train.present is not None:
         return MixedData(train, validation, test, mixture)
     return TableData(train, validation, test)
-
-
-def _sizes(dataset: FederatedDataset) -> np.ndarray | None:
-    """Training examples of each client; None where clients are made on access and do not say."""
-    if isinstance(dataset.clients, Lazy):
-        return dataset.clients.sizes
-    return np.array([len(split.train) for split in dataset.clients.values()], dtype=np.int64)
 
 
 def _check_tables(dataset: FederatedDataset, encoder: "_Encoder") -> None:

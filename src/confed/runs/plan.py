@@ -38,6 +38,7 @@ from confed.federation.messages import Call, Reply
 from confed.federation.protocols import ClientData
 from confed.federation.state import MemoryStore, Store
 from confed.recipes.recipe import Recipe
+from confed.runs.at_once import clients_at_once
 from confed.runs.build import check_device, cohorts_of, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import evenly, examine
@@ -79,6 +80,7 @@ class RunPlan:
     finishing: tuple[float, ...]  # seconds of each client in what a method does after the last round
     examining: tuple[float, ...]  # seconds of each trial of a final model
     device_data: int = 0  # bytes of the GPU that clients' examples may take (run.device_data); 0 without one
+    at_once: str = ""  # how many clients are trained at once, and why; times are those of one after the other
 
     def round_seconds(self, workers: int = 1) -> float:
         """Seconds of a round without evaluation, with so many processes on as many cores."""
@@ -115,7 +117,8 @@ def plan_run(recipe: Recipe, clock: Callable[[], float] = time.perf_counter) -> 
         torch.cuda.reset_peak_memory_stats()
     trials = [measure(recipe, setup, run_data, workspace, size, clock) for size in BATCHES]
     device_memory = torch.cuda.max_memory_allocated() if setup.device == "cuda" else 0
-    return _plan(recipe, setup, run_data, trials, preparing, peak_memory(), device_memory)
+    at_once = str(clients_at_once(recipe.run, setup, workspace))
+    return _plan(recipe, setup, run_data, trials, preparing, peak_memory(), device_memory, at_once)
 
 
 # Measurements of a short federation -----------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ def _mean_size(trial: Trial, clients: Iterable[str]) -> float:
 
 def _plan(
     recipe: Recipe, setup: Setup, run_data: RunData, trials: Sequence[Trial], preparing: float, memory: int,
-    device_memory: int,
+    device_memory: int, at_once: str,
 ) -> RunPlan:  # fmt: skip
     run, traits = recipe.run, setup.algorithm.traits
     clients = () if traits.centralised else run_data.clients
@@ -388,6 +391,7 @@ def _plan(
         finishing=tuple(finishing(whole(name)[0]) for name in trials[1].finish.calls),
         examining=(trials[1].examination.serving, *(examining(whole(name)[2]) for name in trials[1].examination.calls)),
         device_data=0 if setup.device == "cpu" else setup.device_data,
+        at_once=at_once,
     )
 
 

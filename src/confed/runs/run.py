@@ -32,6 +32,7 @@ from confed.results.run_files import ANSWERS, NAMES, TRUTH, line_digest, lines_o
 from confed.results.stored import NONE, FinalResult, Recorder, Records, examples_of_predictions, write_records
 from confed.results.summary import PRIVACY
 from confed.results.views import EVALUATED
+from confed.runs.at_once import begin
 from confed.runs.build import check_device, load_data, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
@@ -47,7 +48,7 @@ from confed.runs.same_recipe import (
     pinned_as,
 )
 from confed.runs.summary import summarise_run
-from confed.system.events import Caution, Progress, RunProgress, Stage, ignore
+from confed.system.events import Caution, Note, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import check_held, exclusive
 from confed.system.processor import check_pinned
 from confed.tasks.vqa import summarise
@@ -95,7 +96,7 @@ def setup_of(recipe: str) -> Setup:
 def local_executor(recipe: Recipe, setup: Setup, workspace: Workspace) -> InProcess | Workers:
     """Executor on this machine."""
     settings, places = recipe.run, len(setup.population) + len(setup.observers)
-    count = 1 if settings.batch_clients > 1 else settings.workers or min(free_cores(), places)
+    count = 1 if setup.batch_clients > 1 else settings.workers or min(free_cores(), places)
     if count == 1:
         torch.set_num_threads(settings.threads)
         return InProcess(setup, workspace if setup.device == "cpu" else None)
@@ -161,19 +162,16 @@ def run_locked(
     if resume:
         check_same_recipe(RunFolder(root), recipe)
     recipe = pinned_as(RunFolder(root), recipe) if resume else pinned(recipe)
-    setup, run_data = prepare(recipe)
-    if run_data.dataset.elsewhere is not None:
-        raise ValueError(
-            f"a card stands for the data {run_data.dataset.name!r}, so that there are no examples to run on; only a "
-            "federation's server, `confed server --card`, works with that"
-        )
     # Weights that are none, and a cluster that is none, must not leave a folder behind.
-    workspace, actors = Workspace(setup.model()), None
+    recipe, setup, run_data, workspace, at_once = begin(recipe)
+    actors = None
     with ExitStack() as opened:
         if recipe.run.engine == "ray":
             actors = opened.enter_context(closing(ray_actors(recipe, workspace, progress)))
             setup = setup if torch.cuda.is_available() else replace(setup, device="cpu")
         folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
+        if at_once.clients > 1:
+            progress(Note(str(at_once)))
         progress(
             RunProgress(0, recipe.run.rounds, "starting", "training")
         )  # what goes wrong from here on is no refusal of the recipe

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confed.federation.checkpoint import write_atomically
@@ -43,11 +44,22 @@ def pinned(recipe: Recipe) -> Recipe:
 
 
 def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
-    """The same recipe with the commit that its run began with, where it leaves it out."""
+    """The same recipe with the commit and the clients at once that its run began with, where it leaves them open."""
     file = folder.begun if folder.begun.is_file() else folder.recipe
-    if recipe.sections["model"].get("revision") != "" or not file.is_file():
+    if not file.is_file():
         return recipe
-    return _at_revision(recipe, load_recipe(file).sections["model"].get("revision", ""))
+    stored = stored_recipe(file)
+    if recipe.run.batch_clients == "auto":
+        recipe = recipe.with_run(batch_clients=stored.run.batch_clients)
+    if recipe.sections["model"].get("revision") != "":
+        return recipe
+    return _at_revision(recipe, stored.sections["model"].get("revision", ""))
+
+
+def stored_recipe(file: Path) -> Recipe:
+    """A run's recipe as it was stored; "auto" there is of a version or of sites that train clients one by one."""
+    recipe = load_recipe(file)
+    return recipe.with_run(batch_clients=1) if recipe.run.batch_clients == "auto" else recipe
 
 
 def _at_revision(recipe: Recipe, revision: str | None) -> Recipe:
@@ -66,7 +78,7 @@ def check_same_recipe(folder: RunFolder, recipe: Recipe) -> None:
     """Check of a recipe against the record of the run's start, if there is one."""
     if not folder.begun.is_file() or not (folder.summary.is_file() or any(folder.checkpoint.glob("round-*"))):
         return  # nothing was written down, or nothing is there that it would go on from
-    changed = differing_settings(load_recipe(folder.begun), recipe)
+    changed = differing_settings(stored_recipe(folder.begun), recipe)
     if changed:
         keys = ", ".join(f"{key}={then}, now {now}" for key, (then, now) in changed.items())
         raise ValueError(
@@ -82,6 +94,8 @@ def differing_settings(
     settings_before, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
     if here.get("model.revision") == "":  # left open: the commit that the other one was pinned to will do
         here["model.revision"] = settings_before.get("model.revision", "")
+    if here.get("run.batch_clients") == "auto":  # left open: the number that the other one began with will do
+        here["run.batch_clients"] = settings_before.get("run.batch_clients", "auto")
     if here.get("run.batch_clients", 1) != 1:  # clients at once round otherwise where features are kept
         indifferent = [key for key in indifferent if key != "run.features.keep"]
     differing: dict[str, tuple[Any, Any]] = {}

@@ -80,6 +80,8 @@ class Published:
         with faults_of(f"{self.source}: resolved", "a recipe"):
             text = tomli_w.dumps(dict(self.row["resolved"]))
         here = [f"run.seed={seed}", 'run.engine="local"', 'run.address=""']  # never another's cluster
+        if "batch_clients" not in self.row["resolved"]["run"]:  # of a version without a choice
+            here.append("run.batch_clients=1")
         recipe = parse_recipe(text, self.row["recipe"], [*here, *overrides])
         check_grants(recipe, self.source, *self.places, given=overrides)
         if recipe.run.seed != seed:

@@ -84,15 +84,17 @@ def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
     """
     import torch
 
-    from confed.runs.run import Runner, prepare
+    from confed.runs.at_once import begin
+    from confed.runs.run import Runner
+    from confed.runs.same_recipe import pinned_as
 
     with exclusive(folder):
         resuming = goes_on(folder)
         torch.set_num_threads(recipe.run.threads)
-        setup, run_data = prepare(recipe)
+        recipe, setup, run_data, workspace, _ = begin(pinned_as(RunFolder(folder), recipe) if resuming else recipe)
         setup = replace(setup, observers=_onlookers(setup, run_data))
         files = RunFolder(folder) if resuming else RunFolder.create(folder, recipe.to_toml())
-        runner = Runner(recipe, setup, run_data, files, ignore)
+        runner = Runner(recipe, setup, run_data, files, ignore, workspace)
         runner.most_evaluated = LOOKED_AT if isinstance(setup.task, Counting) else None
         scores: list[float] = []
         with runner.opened() as (simulation, workspace):

@@ -16,3 +16,9 @@ def _installed() -> str:
 
 
 DISTRIBUTION = _installed()
+
+PROTOCOL = 1
+"""Version of what server and sites say to each other, raised by one with every change of it.
+
+A party goes with its own version and with those one below and one above, whatever versions of confed they are of.
+"""

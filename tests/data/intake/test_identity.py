@@ -1,8 +1,7 @@
 """One identity of an example: copies of a picture, patients and documents stay on one side of a split."""
 
-import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from confed.datasets.chat_records import chat_records
 from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.prepare.own_data import recognise
+from reader_folders import write
 
 COUNT = 40
 """Pictures; each is there twice, under another name and in another class or with another client."""
@@ -32,16 +32,12 @@ def pictures(folder: Path) -> list[str]:
     return names
 
 
-def lines(file: Path, rows: Iterator[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def questions(folder: Path, **columns: Callable[[int], Any]) -> Any:
     names = pictures(folder / "images")
-    lines(folder / "q.jsonl", (
+    write(folder / "q.jsonl", (
         {"image": name, "question": "bright?", "answer": ["no", "yes"][number // 20],
          **{key: of(number) for key, of in columns.items()}} for number, name in enumerate(names)
-    ))  # fmt: skip
+    ), lines=True)  # fmt: skip
     return chat_records(folder, image_size=4, clients=2)
 
 
@@ -58,16 +54,16 @@ def archived(folder: Path) -> Any:
     with tarfile.open(folder / "images.tar", "w") as archive:
         for name in names:
             archive.add(folder / "images" / name, name)
-    lines(folder / "labels.jsonl", ({"image": n, "label": "ab"[i // 2 % 2]} for i, n in enumerate(names)))
+    write(folder / "labels.jsonl", ({"image": n, "label": "ab"[i // 2 % 2]} for i, n in enumerate(names)), lines=True)
     return labelled_folders(folder, "iid", clients=2, shots=0, new="none", image_size=4, validation=0.2)
 
 
 def labels(folder: Path, **columns: Callable[[int], Any]) -> Any:
     names = pictures(folder / "images")
-    lines(folder / "labels.jsonl", (
+    write(folder / "labels.jsonl", (
         {"image": n, "labels": ["ab"[i % 2]], **{key: of(i) for key, of in columns.items()}}
         for i, n in enumerate(names)
-    ))  # fmt: skip
+    ), lines=True)  # fmt: skip
     return labelled_pictures(folder, clients=2, image_size=4, minimum=1)
 
 

@@ -16,12 +16,11 @@ from PIL import Image
 from confed.data.intake.tables import read_records
 from confed.data.intake.values import plain_path, plain_text
 from confed.datasets.chat_records import chat_records
-from confed.datasets.coco_labels import coco
 from confed.datasets.labelled_folders import labelled_folders
 from confed.datasets.labelled_pictures import labelled_pictures
+from confed.datasets.object_labels import coco, voc
 from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
-from confed.datasets.voc_labels import voc
 from confed.datasets.vqa_v2 import vqa_v2
 from confed.prepare.own_data import recognise
 

@@ -103,7 +103,6 @@ def test_replies_of_listed_sites_come_back_as_they_were_sent() -> None:
     post = FlareTransport([here, stranger], {"site-b": "cold"})
     assert {n: c.name for n, c in post.connections().items()} == {0: "cold"}
     assert received(post, post.send(0, "fit", b"head", b"\x00body", 5.0)) == (b"head", b"\x00body")
-    # FLARE gives up after the server, which knows better what that means.
     assert here.timeouts == [5.0 + flare.GRACE]
 
 
@@ -216,16 +215,43 @@ def test_calls_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
 
     app = ClientApp(end)
 
-    def call() -> None:
+    def call(number: int) -> None:
         set_call_context(Context(app, "server", "a", cast(Any, None)))
-        end.answer(b"", b"")
+        assert end.answer(str(number).encode(), b"") == [str(number).encode(), b""]
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+def test_a_site_that_works_for_long_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flare, "HOLD", 0.02)
+    setup = toy_setup(FedAvg(), rounds=1)
+    done, handled = threading.Event(), list[bytes]()
+
+    class Slow(Site):
+        def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+            handled.append(head)
+            done.wait(20)
+            return head, body
+
+    site = Slow(setup, client_named(setup, "client-0"), tmp_path)
+    [callee] = callees_in({"a": SiteEndpoint(lambda: site)})
+    post = FlareTransport([callee], {"a": "a"})
+    lost, sent = post.send(0, "fit", b"long", b"", 900.0), post.send(0, "fit", b"long", b"", 900.0)
+    assert lost is not None
+    post.forget(lost)
+    time.sleep(0.2)
+    assert sent is not None
+    assert post.receive(sent) is None
+    done.set()
+    assert received(post, sent) == (b"long", b"")
+    assert handled == [b"long"]  # a request that comes again, as its call was lost, is not done twice
+    with pytest.raises(CollabCallError, match="has not had the request"):
+        callee(timeout=9.0).result("0" * 32)
 
 
 # Jobs and kits ----------------------------------------------------------------------------------------------------
@@ -435,10 +461,10 @@ class Admin:
 
     def get_job_status(self, job: str) -> str:
         does = self.script[min(int(job[4:]), len(self.script) - 1)]
-        if does == "done":
+        if does in ("done", "unheard"):
             self.bulletin(RunProgress(3, 3, "done", "done"))
             self.bulletin.ended()
-            return "FINISHED:COMPLETED"
+            return "FINISHED:COMPLETED" if does == "done" else "RUNNING"
         if does == "faulty":
             self.bulletin.failed(ValueError("no such data"))
         if does == "round":
@@ -491,6 +517,12 @@ def test_a_job_that_a_site_does_not_have_is_handed_in_for_it(serving: Scripted) 
     serve.until_done()
     assert admin.aborted == ["job-0"]
     assert "site cold is there and does not run the job; going on from the last checkpoint" in said
+
+
+def test_a_run_is_over_where_flare_does_not_hear_of_it(serving: Scripted) -> None:
+    admin, serve, _ = serving("unheard")
+    serve.until_done()
+    assert admin.jobs == admin.aborted == ["job-0"]
 
 
 def test_a_faulty_run_is_not_handed_in_again(serving: Scripted) -> None:

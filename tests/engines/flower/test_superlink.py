@@ -34,7 +34,7 @@ from confed.engines.flower import supernode
 from confed.engines.flower.fleet_api import WholeBody
 from confed.engines.flower.grid import SuperLinkGrid
 from confed.engines.flower.long_polls import LongPolls
-from confed.engines.flower.objects import PIECE, PieceStore, check_expansion
+from confed.engines.flower.objects import PIECE, PieceStore, carry, check_expansion
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -272,6 +272,15 @@ def test_a_reply_in_anothers_name_is_turned_away(folder: Path) -> None:
                 with pytest.raises(CallRefused) as refused:
                     client.call("push-messages", request, PushMessagesResponse)
                 assert (refused.value.status == 403) == (status == 403)
+                question = PullMessagesRequest(node=node)
+                carry(question, request.SerializeToString())
+                with pytest.raises(CallRefused) as refused:
+                    client.call("pull-messages", question, PullMessagesResponse)
+                assert (refused.value.status == 403) == (status == 403)
+            question = PullMessagesRequest(node=node)
+            carry(question, b"\xff")
+            with pytest.raises(CallRefused, match="no reply"):
+                client.call("pull-messages", question, PullMessagesResponse)
 
 
 # Requests that wait -----------------------------------------------------------------------------------------------
@@ -337,11 +346,11 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     assert not thread.is_alive()
 
 
-def test_a_small_message_is_one_request_each_way(line: Line) -> None:
+def test_a_small_message_and_its_reply_are_one_request(line: Line) -> None:
     began = time.monotonic()
     for body in (b"x", bytes(300_000)):
         assert line.ask(body) == body
-        assert line.paths == ["push-messages", "pull-messages"]  # the reply, and the next question
+        assert line.paths == ["pull-messages"]  # the reply with the next question
     assert time.monotonic() - began < INTERVAL  # no question had to be answered with nothing
     assert not line.grid.inbox.store._wholes
 

@@ -299,3 +299,44 @@ def test_a_late_reply_goes_by_what_was_known_before() -> None:
     for shorter, before in ((2, asked), (5, None)):
         with pytest.raises(Refused, match="removed, cut or put back"):
             heads.note("a", told(shorter), before)
+
+
+def put_back(setup: Setup, root: Path) -> list[str]:
+    """The sites of which a server says, when all processes begin again, that they know more than its folder."""
+    said: list[str] = []
+    letters, tell = Audited(setup, root), lambda event: said.append(getattr(event, "text", ""))
+    remote = Remote(setup, letters, timeouts=QUICK, memory=root / "server", progress=tell)
+    remote.sites.gather(CLIENTS, wait=5)
+    remote.remember()
+    return sorted(text.split(": ")[1].split()[0] for text in said if "was put back from an old copy" in text)
+
+
+def test_a_run_folder_that_was_put_back_is_noticed(tmp_path: Path) -> None:
+    setup, memory = toy_setup(NOISY, rounds=3, noisy=False), tmp_path / "server"
+    letters = Audited(setup, tmp_path)
+    led(setup, letters.remote(memory), 0, 1)
+    shutil.copytree(memory, tmp_path / "backup")
+    remote = letters.remote(memory)
+    led(setup, remote, 1, 2)
+    remote.take_leave()  # which shows what was signed after the last round
+    assert not put_back(setup, tmp_path)
+    shutil.rmtree(memory)
+    shutil.copytree(tmp_path / "backup", memory)
+    assert put_back(setup, tmp_path) == sorted(CLIENTS)
+    assert not put_back(setup, tmp_path), "it is told once"
+    heads = Countersignatures(memory)
+    for name in CLIENTS:  # what the sites kept counts again
+        kept = json.loads((tmp_path / name / SEEN).read_text())["journals"]
+        known = heads.known(name)
+        assert all(known[journal][0] >= length for journal, (length, _) in kept.items())
+
+
+def test_heads_of_another_server_say_nothing_of_this_one(tmp_path: Path) -> None:
+    here, other = Countersignatures(tmp_path / "here"), Countersignatures(tmp_path / "other")
+    other.note("a", json.dumps({"privacy": [5, "a" * 32]}))
+    other.sign()
+    assert not here.was_put_back("a", other.signed("a"))
+    assert not here.was_put_back("a", "{")
+    assert not here.was_put_back("b", other.signed("a"))
+    assert not other.was_put_back("a", other.signed("a"))
+    assert not here.known("a")

@@ -27,6 +27,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SMALLEST", SMALL)
     monkeypatch.setattr(pieces, "LARGEST", SMALL)
     monkeypatch.setattr(pieces, "AT_ONCE", 0.0)
+    monkeypatch.setattr(pieces, "SHARE", 0.0)
 
 
 class BadLine(Letters):

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from confed.federation import directory_store
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
+from confed.system.release import PROTOCOL
 from confed.testing.toy import toy_setup
 from hostile_reply import with_tensors
 from memory_transport import CLIENTS, PATIENT, QUICK, Letters, Tamper, Without, remote_of, rounds, same
@@ -208,7 +210,7 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
 
 def another_version(setup: Setup) -> Site:
     site = Site(setup, client_named(setup, "client-1"), Path("another"))
-    site.fingerprint = replace(site.fingerprint, version="0.0.1")
+    site.fingerprint = replace(site.fingerprint, protocol=PROTOCOL + 2)
     return site
 
 
@@ -229,7 +231,7 @@ def another_backbone(setup: Setup) -> Site:
 @pytest.mark.parametrize(
     ("stranger", "says"),
     [
-        (another_version, "the version of confed"),
+        (another_version, "the protocol must be the same or one apart"),
         (partial(another_recipe, seed=3), "the recipe"),
         (partial(another_recipe, algorithm=toy_setup(FedPer(accumulator="float64")).algorithm), "the recipe"),
         (another_backbone, "such as those of its frozen backbone"),
@@ -322,6 +324,23 @@ def test_a_round_waits_for_the_minimum(tmp_path: Path) -> None:
     assert looks >= 20
     assert not second.errors
     assert same(second.servers, rounds(setup, InProcess(setup))[-1].servers)
+
+
+def test_a_round_waits_so_long_and_who_was_away_catches_up(tmp_path: Path) -> None:
+    setup, patience = toy_setup(FedPer(), rounds=3), 0.3
+    letters = Letters(setup, tmp_path)
+    remote = remote_of(letters, Timeouts(deadline=60, away=patience, interval=1e-4))
+    records = rounds(setup, remote, stop=1)
+    del letters.since[2]
+    began = time.monotonic()
+    records += rounds(setup, remote, records[-1].servers, 1, stop=2)
+    assert patience <= time.monotonic() - began < 20
+    assert set(records[-1].errors) == {"client-2"}
+    letters.since[2] = "back"
+    remote.sites.gather(CLIENTS, wait=5)
+    records += rounds(setup, remote, records[-1].servers, 2)
+    assert not records[-1].errors
+    assert same(records[-1].servers, rounds(setup, Without(setup, "client-2", 1))[-1].servers)
 
 
 def test_a_run_ends_below_the_minimum_of_usable_replies(tmp_path: Path) -> None:

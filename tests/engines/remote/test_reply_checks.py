@@ -349,7 +349,7 @@ def test_a_site_reads_in_which_round_it_is_asked_what(tmp_path: Path) -> None:
 
 def test_what_another_party_wrote_cannot_move_the_cursor(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg())
-    told = {**fingerprint(setup, Workspace(setup.model())).scalars(), "version": "1\x1b[2J\n"}
+    told = {**fingerprint(setup, Workspace(setup.model())).scalars(), "protocol": "1\x1b[2J\n"}
     text = fingerprint(setup, Workspace(setup.model())).differences(told, "here", "there")
     assert text is not None
     assert text.isprintable()

@@ -23,12 +23,12 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.equivalence import follows_steps
 from confed.federation.local import Local, Schedule
 from confed.federation.record_privacy import RecordPrivacy
-from confed.federation.step_checkpoints import Position, TrainingCheckpoint
+from confed.federation.step_checkpoints import Position, TrainingCheckpoint, read_interval
 from confed.testing.toy import toy_setup
 from memory_transport import CLIENTS, PATIENT, Letters, rounds, same
 
 LOCAL = Local(epochs=3, batch_size=4, lr=0.01)
-OFTEN = 1e-9  # seconds between two checkpoints: one after every step
+OFTEN = "1 step"
 
 
 class Killed(BaseException):
@@ -127,6 +127,27 @@ def test_a_checkpoint_that_was_cut_is_left_out(tmp_path: Path, kills, monkeypatc
     once = kills(lambda step: False)
     rounds(setup, led(Mortal(setup, tmp_path / "undisturbed")))
     assert steps[0] == once[0] + 5
+
+
+@pytest.mark.parametrize(("every", "lost"), [("4 steps", 3), ("0.000000001 s", 0)])
+def test_a_kill_costs_at_most_the_steps_between(tmp_path: Path, kills, every: str, lost: int) -> None:
+    setup = toy_setup(FedAvg(), rounds=1, local=LOCAL)
+    steps, letters = kills(lambda step: step == 7), Mortal(setup, tmp_path)
+    letters.every = every
+    letters.sites = {number: letters.site(name) for number, name in enumerate(CLIENTS)}
+    records = rounds(setup, led(letters))
+    assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
+    once = kills(lambda step: False)
+    rounds(setup, led(Mortal(setup, tmp_path / "undisturbed")))
+    assert steps[0] - once[0] == lost
+
+
+@pytest.mark.parametrize("text", ["often", "-1", "5 days", "2.5 steps", "1e3"])
+def test_an_interval_is_a_number_of_seconds_or_steps(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as '60 s', '5 min' or '500 steps', got"):
+        read_interval(text)
+    assert read_interval("5 min") == read_interval("300") == read_interval("300.0") == (300.0, 0)
+    assert read_interval("500 steps") == (0.0, 500)
 
 
 def test_a_checkpoint_is_of_one_request(tmp_path: Path, kills) -> None:

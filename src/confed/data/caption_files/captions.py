@@ -7,7 +7,7 @@ TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from confed.data.intake.account import Account
@@ -15,35 +15,27 @@ from confed.data.intake.stream import Window, json_items, json_lists, opened_tex
 from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_path
 from confed.data.refusals import Distinct, check_inside, existing, expecting, refuse
-from confed.data.vl_files.records import number, text
+from confed.data.vl_files.records import InFile, number, text
 
 
 @dataclass(frozen=True, slots=True)
-class Captioned:
+class Captioned(InFile):
     """A picture with its captions.
 
     Attributes:
-        row: its row there, from 1.
         name: identifier, distinct within the file.
         picture: a path below the dataset's folder of pictures.
         split: empty if the file has no splits.
     """
 
-    file: Path
-    row: int
     name: str
     picture: str
     captions: tuple[str, ...]
     split: str = ""
 
     def __post_init__(self) -> None:
-        check_inside(self.picture, self.where)
+        check_inside(self.picture, self)
         check_captions(self.captions, self.where)
-
-    @property
-    def where(self) -> str:
-        """File and row, for messages."""
-        return f"{self.file}, row {self.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +52,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """A document of pictures and texts in the order in which they stand.
+class Story(InFile):
+    """A document of pictures and texts in the order in which they stand."""
 
-    Attributes:
-        row: its row there, from 1.
-    """
-
-    file: Path
-    row: int
     pieces: tuple[Piece, ...]
 
     def __post_init__(self) -> None:
         if not any(piece.text.strip() for piece in self.pieces):
-            refuse(f"{self.file}, row {self.row}", "a document with a text at least", found="none")
+            refuse(self.where, "a document with a text at least", found="none")
         for piece in self.pieces:
-            path = PurePosixPath(piece.picture)
-            if piece.picture and (path.is_absolute() or ".." in path.parts or not path.name):
-                refuse(
-                    f"{self.file}, row {self.row}", "a picture's name, without a way out of its folder", piece.picture
-                )
+            if piece.picture:
+                check_inside(piece.picture, self)
 
 
 def check_captions(captions: Sequence[str], where: str) -> None:
@@ -90,8 +73,6 @@ def check_captions(captions: Sequence[str], where: str) -> None:
         if not caption.strip():
             refuse(where, "captions that are not empty", caption)
 
-
-# Readers of caption annotations: COCO's, Karpathy's splits, and Flickr30k's list of tokens ------------------
 
 _IMAGES, _CAPTIONS = ("image", "image_name", "filename", "file_name", "file"), ("caption", "comment", "text")
 """Columns of tables with a caption a row, as Flickr8k and Flickr30k are passed on."""

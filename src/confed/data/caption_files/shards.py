@@ -77,14 +77,14 @@ def _runs(text: str) -> set[str]:
 # Streaming readers of texts and documents in JSON lines -------------------------------------------------------
 
 
-def text_lines(file: Path, key: str = "text") -> Iterator[tuple[int, str]]:
+def text_lines(file: Path) -> Iterator[tuple[int, str]]:
     """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out.
 
     Raises ``ValueError``: the file is missing, cut off or damaged, a line is no JSON object with such a text, or
     zstandard is not installed.
     """
     for row, entry in read_jsonl(file):
-        yield row, text(entry, key, file, row).strip()
+        yield row, text(entry, "text", file, row).strip()
 
 
 def story_lines(file: Path) -> Iterator[Story]:

@@ -36,6 +36,15 @@ class Account:
     counted: int = 0
     """Rows that are used and too many to be kept by name."""
 
+    def count(self, file: object) -> None:
+        """Notes one more row of a file."""
+        self.rows[str(file)] = self.rows.get(str(file), 0) + 1
+
+    def use(self, record: Any) -> None:
+        """Notes a row that has a file, a place there and a name, and is used."""
+        self.count(record.file)
+        self.used[record.name] = record.where
+
     def leave(self, why: str, row: str) -> None:
         """Notes a row that is left out."""
         self.left.setdefault(why, []).append(row)
@@ -100,8 +109,7 @@ def account_of(records: Iterable[Any]) -> Account:
     """The account of records that have a file, a row and a name each, all of them used."""
     account = Account()
     for record in records:
-        account.rows[str(record.file)] = account.rows.get(str(record.file), 0) + 1
-        account.used[record.name] = record.where
+        account.use(record)
     return account
 
 
@@ -142,10 +150,7 @@ def settled(dataset: Any, account: Account | None, why: str) -> Any:
     if account is None:
         return dataset
     names: set[str] = set()
-    for split in dataset.clients.values():
-        for examples in split.roles.values():
-            names.update(examples.names)
-    for examples in dataset.unseen.values():
+    for _, _, examples in dataset.placed():
         names.update(examples.names)
     account = account.keep(names, why)
     facts = {key: value for key, value in dataset.facts.items() if key not in ("account", "read")}

@@ -1,20 +1,20 @@
 """Tables that name the class of each file, and whose it is, as a federation: patients stay on one side of a split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from confed.data.chat_federate import ChatOptions
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, tests_held_out, words
 from confed.data.few_shot import QUESTION
 from confed.data.intake.identity import warn_of_sides
 from confed.data.intake.tables import check_columns, read_records
 from confed.data.intake.walk import role_of, visible
-from confed.data.options import Options
 from confed.data.owners import owner_text, with_owner
 from confed.data.picture_files import HELD, PictureFiles
 from confed.data.readable import leave_out_unreadable, with_held_pictures
@@ -23,6 +23,38 @@ from confed.data.refusals import refuse
 ClassPartition = Literal["client", "iid", "dirichlet"]
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KEYS = ("image", "label", "patient", "client", "split")
+
+
+@dataclass(frozen=True)
+class ClassOptions(ChatOptions):
+    """Options of datasets whose table names the class of each file.
+
+    Attributes:
+        partition: a client per value of the column, equal random shares, or skew of classes; None: "client" where the
+            table has such a column, otherwise "iid".
+        table: name of the table; default: the only one in the folder.
+        columns: what a column is here -> its name in the table.
+        window: centre and width in the file's units, such as (40, 400) in HU; None: the file's own limits, or else
+            those of its values (of volumes their percentiles 0.5 and 99.5).
+        validation: share of a client's patients held out, where no row is of that split.
+    """
+
+    partition: ClassPartition | None = None
+    table: str = ""
+    window: tuple[float, float] | None = None
+
+
+class NumberedPictures(PictureFiles):
+    """Several pictures of each file; names have a picture's number behind "#"."""
+
+    window: tuple[float, float] | None = None
+
+    def file(self, row: int) -> Path:
+        return self.source / self.names[row].rpartition("#")[0]
+
+    def number(self, row: int) -> int:
+        """A picture's number in its file."""
+        return int(self.names[row].rpartition("#")[2])
 
 
 class ClassRow(NamedTuple):
@@ -72,7 +104,7 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
 
 
 def federate_classes(
-    name: str, rows: Sequence[ClassRow], pictures: PictureFiles, options: Options, facts: Mapping[str, str]
+    name: str, rows: Sequence[ClassRow], pictures: PictureFiles, options: ClassOptions, facts: Mapping[str, str]
 ) -> FederatedDataset:
     """One question about each picture, whose answer is its class; ``pictures`` has one picture a row.
 

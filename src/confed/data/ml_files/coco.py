@@ -62,20 +62,14 @@ def coco_records(
     file: Path,
     *,
     level: Literal["category", "supercategory"] = "category",
-    unlabelled: bool = True,
-    crowds: bool = True,
-    split: str = "",
 ) -> Iterator[LabelRecord]:
     """The pictures of an instances file, in its order; labels are the categories of a picture's objects.
 
     The file is read value by value: outlines, most of its hundreds of megabytes, are never in memory together.
     """
-    content = _instances(file, crowds)
+    content = _instances(file)
     for image, labels in _labels(content, level):
-        if labels or unlabelled:
-            yield LabelRecord(
-                file, content.rows[image], f"coco-{image}", labels, picture=content.images[image], split=split
-            )
+        yield LabelRecord(file, content.rows[image], f"coco-{image}", labels, picture=content.images[image])
 
 
 def coco_categories(file: Path) -> dict[str, str]:
@@ -92,15 +86,15 @@ def coco_categories(file: Path) -> dict[str, str]:
     return dict(categories[key] for key in sorted(categories))
 
 
-def _instances(file: Path, crowds: bool) -> _Instances:
+def _instances(file: Path) -> _Instances:
     """Content of the three lists, read in one pass in any order."""
     content, distinct = _Instances(), Distinct("id")
     for key, row, entry in json_lists(file, ("images", "annotations", "categories")):
-        _add(content, key, entry, file, row, crowds, distinct)
+        _add(content, key, entry, file, row, distinct)
     return content
 
 
-def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds: bool, annotations: Distinct) -> None:
+def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, annotations: Distinct) -> None:
     entry_id = number(entry, "id", file, row, below=_IDS)
     if key == "images":
         if entry_id in content.images:
@@ -112,9 +106,8 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
         content.categories[entry_id] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
     else:
         annotations.add(entry_id, file, row)
-        if crowds or not entry.get("iscrowd"):
-            content.of_image.append(number(entry, "image_id", file, row, below=_IDS))
-            content.of_category.append(number(entry, "category_id", file, row, below=_IDS))
+        content.of_image.append(number(entry, "image_id", file, row, below=_IDS))
+        content.of_category.append(number(entry, "category_id", file, row, below=_IDS))
 
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from confed.data.intake.account import Account, Blank
@@ -11,16 +11,15 @@ from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
-from confed.data.refusals import Distinct, read_text, refuse
-from confed.data.vl_files.records import text, texts
+from confed.data.refusals import Distinct, check_inside, read_text, refuse
+from confed.data.vl_files.records import InFile, text, texts
 
 
 @dataclass(frozen=True, slots=True)
-class LabelRecord:
+class LabelRecord(InFile):
     """A picture, a text, or both, with their labels.
 
     Attributes:
-        row: its row there, from 1.
         name: identifier, distinct within the dataset.
         labels: names of the labels that are present; may be empty.
         fine: names of finer labels, where the dataset has two levels.
@@ -32,8 +31,6 @@ class LabelRecord:
         united: patient and document, as far as the file names them.
     """
 
-    file: Path
-    row: int
     name: str
     labels: tuple[str, ...]
     fine: tuple[str, ...] = ()
@@ -44,23 +41,13 @@ class LabelRecord:
     united: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # A name without a folder, which most have, is checked without parsing it: there are hundreds of thousands.
-        if self.picture in (".", "..") or ("/" in self.picture and not _stays_inside(PurePosixPath(self.picture))):
-            refuse(self.where, "a picture's name, without a way out of its folder", self.picture)
-        if not self.picture and not self.text:
+        if self.picture:
+            check_inside(self.picture, self)
+        elif not self.text:
             refuse(self.where, "a picture or a text", found="neither")
         for label in (*self.labels, *self.fine):
             if not label.strip():
                 refuse(self.where, "the names of labels", found="an empty one")
-
-    @property
-    def where(self) -> str:
-        """File and row, for messages."""
-        return f"{self.file}, row {self.row}"
-
-
-def _stays_inside(path: PurePosixPath) -> bool:
-    return not path.is_absolute() and ".." not in path.parts and bool(path.name)
 
 
 def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:

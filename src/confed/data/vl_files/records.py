@@ -15,11 +15,26 @@ ANNOTATORS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class InFile:
+    """What a row of a file says, with the row's number there, from 1."""
+
+    file: Path
+    row: int
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+    def __str__(self) -> str:
+        return self.where
+
+
+@dataclass(frozen=True, slots=True)
+class Record(InFile):
     """A question as its file has it.
 
     Attributes:
-        row: its row there, from 1.
         name: identifier, distinct within the dataset.
         pictures: one picture's name, or two: a path below the dataset's folder of pictures.
         answer: the right answer; of several annotators the most frequent, normalised.
@@ -27,8 +42,6 @@ class Record:
         choices: the texts offered, where ``answer`` is the position of one of them.
     """
 
-    file: Path
-    row: int
     name: str
     pictures: tuple[str, ...]
     question: str
@@ -39,12 +52,7 @@ class Record:
 
     def __post_init__(self) -> None:
         for picture in self.pictures:
-            check_inside(picture, self.where)
-
-    @property
-    def where(self) -> str:
-        """File and row, for messages."""
-        return f"{self.file}, row {self.row}"
+            check_inside(picture, self)
 
 
 def text(entry: Any, key: str, file: Path, row: int) -> str:

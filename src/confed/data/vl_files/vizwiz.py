@@ -81,8 +81,6 @@ def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
         yield Record(file, row, f"nlvr2-{key}", pictures, text(entry, "sentence", file, row), label, "pair")
 
 
-# VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
-
 # CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
 
 SCENES = (

@@ -66,11 +66,9 @@ def gqa_scenes(
         scenario: the paper's scenario A or B.
         clients: scenes with a client each, instead of the scenario's.
         unseen: with ``clients``: scenes that no client trains on.
-        max_test: most test questions per client and unseen scene.
         validation: share of a client's training pictures held out (the paper mentions no validation set).
         unanswerable: what becomes of test questions whose answer is outside the vocabulary: counted as wrong, or
             dropped, which makes accuracy too high by their share.
-        seed: chooses validation pictures and training questions under ``max_train``.
 
     Raises ``ValueError``: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
     option is out of range.

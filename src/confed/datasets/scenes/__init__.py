@@ -70,10 +70,7 @@ def scenes(
             answer sets of their own.
         conflict: how far the scenes turn the colour wheel, 0 to 1; None takes the setting's.
         wording: whether the ten words are re-coded; None takes the setting's, but not for "random".
-        clients: number of clients of the presets "dirichlet", "quantity" and "random".
-        alpha: concentration of the preset "dirichlet"; smaller is more uneven.
         test_seed: decides test sets and what defines a client (colour frequencies, answer shares, sizes).
-        seed: decides training and validation examples.
     """
     kind, named = PRESETS[preset], SETTINGS[setting]
     if unseen is None:

@@ -400,8 +400,6 @@ _MAKERS: Mapping[str, Callable[[str, str, int, Knobs], Made]] = {
 TASK_CLIENTS = tuple(_MAKERS)
 
 
-# Presets of the built-in benchmark: the clients and their data ----------------------------------------------
-
 # The preset "function": plain pictures, and one kind of question per client -----------------------------------
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {

@@ -69,7 +69,7 @@ class SiteSettings:
     policy: str | None = None  # file of the site's policy; what follows narrows it
     epsilon: float | None = None
     evaluations: str | None = None
-    checkpoint: float = EVERY  # seconds of training between two checkpoints; 0 for none
+    checkpoint: str | float = EVERY  # of training, from one checkpoint to the next; 0 for none, a number for seconds
 
 
 _FILES: dict[type, str] = {ServerSettings: "confed_server.toml", SiteSettings: "confed_site.toml"}
@@ -162,7 +162,7 @@ class FlareSite(SiteEndpoint):
         policy = SitePolicy() if settings.policy is None else read_policy(root / settings.policy)
         return open_site(
             recipe, name, private, bulletin, policy=policy.narrowed(settings.epsilon, settings.evaluations),
-            signer=signer_by_kit(recipe, root), over=bulletin.ended, checkpoint=settings.checkpoint,
+            signer=signer_by_kit(recipe, root), over=bulletin.ended, checkpoint=str(settings.checkpoint),
         )  # fmt: skip
 
 

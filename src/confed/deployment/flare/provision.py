@@ -24,7 +24,7 @@ from nvflare.lighter.provisioner import Provisioner
 from confed.deployment.flare.job import SiteSettings, write_settings
 from confed.deployment.manifest import public_half
 from confed.deployment.provision import Federation, check_empty, hand_out
-from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
+from confed.engines.flare.transport import LINE_SETTINGS, SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
 ORGANISATION = "confed"
@@ -121,6 +121,7 @@ def close_kit(kit: Path, classes: Sequence[str]) -> None:
     permissions = {role: denied | (allowed if role == "project_admin" else {}) for role in ROLES}
     rights = {"format_version": "1.0", "permissions": permissions}
     write_atomically(local / "authorization.json", json.dumps(rights, indent=1).encode())
+    write_atomically(local / "comm_config.json", json.dumps(LINE_SETTINGS, indent=1).encode())
 
 
 def _log_little(local: Path) -> None:

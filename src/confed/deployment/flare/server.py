@@ -148,6 +148,7 @@ class _Job:
     starts: int
     since: float | None = None
     without: dict[str, float] = field(default_factory=dict[str, float])
+    told: float | None = None  # when its run said how it ended
     over: bool = False
 
 
@@ -265,9 +266,14 @@ class JobSupervisor:
             job.over = state.startswith(_OVER)
             if state == _RUNNING and job.since is None:
                 job.since = looked
+            outcome = self._bulletin.outcome()
+            if outcome is not None and job.told is None:
+                job.told = looked
             if job.over:
                 self._report()
-            if job.over and (outcome := self._bulletin.outcome()) is not None:
+            # Over a bad line FLARE may never hear that a site's part of the job has ended.
+            if outcome is not None and (job.over or looked - (job.told or looked) >= STRAY):
+                self._report()
                 if outcome["error"] is None:
                     return None
                 raise (ValueError if outcome["faulty"] else RuntimeError)(outcome["error"].partition(": ")[2])
@@ -275,7 +281,7 @@ class JobSupervisor:
                 return "FLARE's server died and was started again"
             if job.over:
                 return f"FLARE ended the job ({state.removeprefix(_OVER).lower().replace('_', ' ')})"
-            if (stray := self._stray(job)) is not None:
+            if outcome is None and (stray := self._stray(job)) is not None:
                 return f"site {self._clients[stray]} is there and does not run the job"
 
     def _report(self) -> None:
@@ -295,8 +301,10 @@ class JobSupervisor:
         running: list[dict[str, Any]] = self._ask(lambda admin: admin.get_client_job_status() or [], [])
         names = {str(entry.get("client_name")) for entry in running}
         busy = {str(entry.get("client_name")) for entry in running if entry.get("job_id") == job.id}
-        now, idle = time.monotonic(), names & self._clients.keys() - busy
-        job.without = {name: job.without.get(name, now) for name in idle}
+        now = time.monotonic()
+        idle = dict.fromkeys(names & self._clients.keys() - busy, now)
+        # A site on a bad line does not answer every time.
+        job.without = {name: since for name, since in (idle | job.without).items() if name not in busy}
         return next((name for name, since in job.without.items() if now - since >= STRAY), None)
 
     # FLARE's administrator -----------------------------------------------------------------------------------

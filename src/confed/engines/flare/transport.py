@@ -1,6 +1,8 @@
 """Transport over NVIDIA FLARE: requests and replies are calls of FLARE's Collab API.
 
-FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. What travels in a call
+FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. A call that is lost
+with its connection is known when its time is over, so no call takes long: a site that works for longer says so, and is
+asked for the result with another call. What travels in a call
 is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which
 is slow for small ones, are not used. A job of FLARE's names classes and sends none: the folder that :func:`write_job`
 makes has three small JSON files, and a site that allows :data:`SITE_CLASSES` and no code of a job's own runs nothing
@@ -11,20 +13,23 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from nvflare.collab import CollabCallError, collab
+from nvflare.collab.api.context import Context, get_call_context, set_call_context
 from nvflare.collab.api.exceptions import RunAborted
 
 from confed.engines.remote.client import Site
-from confed.engines.remote.protocol import Answer, seal
+from confed.engines.remote.protocol import Answer, digest, seal
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 from confed.system.events import Note, Progress, ignore
 
-GRACE = 60.0  # seconds that FLARE waits longer for a reply than the server does
+HOLD = 20.0  # seconds after which a site that is still at work says so
+GRACE = 60.0  # seconds more after which a call is lost
 REST = 5.0  # seconds for which a site counts as away after a call to it that failed
 START = 600  # seconds in which the processes of a job's sites must have started; FLARE's own default is a tenth of that
 SERVER = "server"  # what FLARE calls the server of a job; it knows callers by their certificates
@@ -37,6 +42,29 @@ MEMBER_OF_0_1 = "confed.flare_apps.Member"
 
 SERVER_CLASSES = (CONTROLLER, LEADER)  # what a job may name at the server
 SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)  # what a job may name at a site
+
+LINE_SETTINGS: Mapping[str, Any] = {
+    # What a broken connection swallowed is sent again, for as long as a server waits for a job's sites to start.
+    "streaming_reliable": True,
+    "streaming_retry_wait": 5.0,
+    "streaming_retry_timeout": float(START),
+    # A thin line carries what is on its way, a window, in less time than passes until it is sent again.
+    "streaming_chunk_size": 2**18,
+    "streaming_window_size": 2**20,
+    "streaming_ack_interval": 2**18,
+    "grpc": {
+        "options": [
+            ["grpc.max_send_message_length", -1],
+            ["grpc.max_receive_message_length", -1],
+            # A connection over which nothing comes any more is closed within half a minute, at either end.
+            ["grpc.keepalive_time_ms", 15_000],
+            ["grpc.keepalive_timeout_ms", 15_000],
+            ["grpc.http2.max_pings_without_data", 0],
+            ["grpc.http2.min_recv_ping_interval_without_data_ms", 5_000],
+        ]
+    },
+}
+"""How FLARE's processes use a line that breaks: ``local/comm_config.json`` of every kit."""
 
 
 class Callee(Protocol):
@@ -93,7 +121,11 @@ class FlareTransport:
 
     def _call(self, sent: str, to: int, head: bytes, body: bytes, lasts: float) -> None:
         try:
-            reply = _bytes_of(self._callees[to](timeout=lasts + GRACE).answer(head, body))
+            callee, timeout = self._callees[to], min(lasts, HOLD) + GRACE
+            answer = callee(timeout=timeout).answer(head, body)
+            while answer == AT_WORK and sent in self._waited:
+                answer = callee(timeout=timeout).result(digest(head, body))
+            reply = _bytes_of(answer)
         except RunAborted:
             self._ended.set()
             self._arrived.set()
@@ -142,13 +174,17 @@ def _bytes_of(reply: object) -> tuple[bytes, bytes]:
             return b"", b""
 
 
+AT_WORK: list[bytes] = []  # what a site returns that has no reply yet
+
+
 class SiteEndpoint:
     """A site's end of a FLARE job."""
 
     def __init__(self, site: Callable[[], Site], progress: Progress = ignore) -> None:
         self._opener, self._progress = site, progress
         self._site: Site | None = None
-        self._turn = threading.Lock()
+        self._worker = ThreadPoolExecutor(1)  # FLARE may call from several threads; a client does one thing at a time
+        self._calls: dict[str, Future[list[bytes]]] = {}  # those whose reply was not returned yet, by their digest
 
     @collab.publish
     def answer(self, head: bytes, body: bytes) -> list[bytes]:
@@ -157,15 +193,37 @@ class SiteEndpoint:
         if (caller := str(collab.caller)) != SERVER:
             self._progress(Note(f"refused: {caller!r} is not the server"))
             return _error("ValueError: a site answers its server only")
-        # FLARE may call from several threads; a client does one thing at a time.
-        with self._turn:
-            try:
-                if self._site is None:
-                    self._site = self._opener()
-            except Exception as error:
-                self._progress(Note(f"cannot take part: {type(error).__name__}: {error}"))
-                return _error(f"{type(error).__name__}: the site could not open its recipe or data; its log says why")
-            return list(self._site.handle(head, body))
+        number = digest(head, body)
+        if number not in self._calls:  # else its call was lost, and it is at work
+            self._calls[number] = self._worker.submit(self._handle, head, body, get_call_context())
+        return self._reply(number)
+
+    @collab.publish
+    def result(self, number: str) -> list[bytes]:
+        """The reply to a request that took longer than a call, by the request's digest."""
+        if str(collab.caller) != SERVER:
+            return _error("ValueError: a site answers its server only")
+        return self._reply(number)
+
+    def _reply(self, number: str) -> list[bytes]:
+        if (call := self._calls.get(number)) is None:
+            raise LookupError("this process has not had the request: it is to be sent again")
+        try:
+            reply = call.result(timeout=HOLD)
+        except TimeoutError:
+            return AT_WORK
+        self._calls.pop(number, None)
+        return reply
+
+    def _handle(self, head: bytes, body: bytes, context: Context | None) -> list[bytes]:
+        set_call_context(context)  # the opener asks FLARE where this site's files are
+        try:
+            if self._site is None:
+                self._site = self._opener()
+        except Exception as error:
+            self._progress(Note(f"cannot take part: {type(error).__name__}: {error}"))
+            return _error(f"{type(error).__name__}: the site could not open its recipe or data; its log says why")
+        return list(self._site.handle(head, body))
 
 
 def _error(text: str) -> list[bytes]:

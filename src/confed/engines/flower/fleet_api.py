@@ -1,7 +1,7 @@
 """HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests.
 
 A site of confed's may ask in a way that Flower's SuperNode does not: its request for a message waits
-(:mod:`confed.engines.flower.long_polls`), and small messages travel in one request each way
+(:mod:`confed.engines.flower.long_polls`), and carries its reply to the message before
 (:mod:`confed.engines.flower.objects`).
 """
 
@@ -10,7 +10,7 @@ import time
 from base64 import b64decode
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -21,11 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from confed.engines.flower.grid import Inbox, RequestRejected, SuperLinkGrid
 from confed.engines.flower.long_polls import LONGEST, WAIT
-from confed.engines.flower.objects import PIECE
+from confed.engines.flower.objects import PIECE, carried, carry
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
-    PROTOBUF_REQUEST_DEPENDENCY,
     TIMESTAMP_HEADER,
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -44,11 +43,12 @@ from confed.engines.flower.private_api import (
     activate_node,
     bytes_to_public_key,
     fleet_router,
+    get_protobuf_request,
     http_error_translator,
     pull_messages,
     verify_signature,
 )
-from confed.system.release import VERSION
+from confed.system.release import PROTOCOL, VERSION
 
 
 class WholeBody:
@@ -100,11 +100,16 @@ router = APIRouter(prefix="/v1/fleet", route_class=ProtobufRoute)
 """Takes the place of Flower's routes of the same names."""
 
 
-def _whose(http: Request) -> tuple[Inbox, str]:
+# A plain function would be called in another thread, which takes longer than each of these.
+async def _whose(http: Request) -> tuple[Inbox, str]:
     return http.app.state.grid.inbox, http.state.who
 
 
-def _seconds(http: Request) -> float:
+async def _parsed(http: Request) -> Any:
+    return get_protobuf_request(http)
+
+
+async def _seconds(http: Request) -> float:
     """How long a request may wait; 0 for what is no such number."""
     try:
         seconds = float(http.headers.get(WAIT, "0"))
@@ -114,12 +119,11 @@ def _seconds(http: Request) -> float:
 
 
 Whose = Annotated[tuple[Inbox, str], Depends(_whose)]
+PARSED = Depends(_parsed)
 
 
 @router.post("/activate-node")
-def _activate(
-    request: Annotated[ActivateNodeRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
-) -> ActivateNodeResponse:
+def _activate(request: Annotated[ActivateNodeRequest, PARSED], whose: Whose) -> ActivateNodeResponse:
     inbox = whose[0]
     node = inbox.state.get_node_id_by_public_key(request.public_key)
     if node is not None:
@@ -129,41 +133,60 @@ def _activate(
 
 @router.post("/pull-messages")
 async def _pull(
-    request: Annotated[PullMessagesRequest, PROTOBUF_REQUEST_DEPENDENCY],
+    request: Annotated[PullMessagesRequest, PARSED],
     whose: Whose,
     seconds: Annotated[float, Depends(_seconds)],
 ) -> PullMessagesResponse:
     inbox, polls = whose[0], whose[0].polls
-    if not seconds:
-        return await run_in_threadpool(pull_messages, request, inbox.state, inbox.store)
-    end, waiting = time.monotonic() + seconds, polls.begin(request.node.node_id)
+    waiting = polls.begin(request.node.node_id) if seconds else None
+
+    def next_message(reply: bytes | None = None) -> PullMessagesResponse | None:
+        if reply:
+            _take_carried(request, reply, whose)
+        if waiting is None:
+            return pull_messages(request, inbox.state, inbox.store)
+        return polls.take(waiting, lambda: inbox.hand_out(request))
+
+    end = time.monotonic() + seconds
     try:
-        while True:
-            came = await run_in_threadpool(polls.take, waiting, lambda: inbox.hand_out(request))
+        came = await run_in_threadpool(next_message, carried(request))
+        while waiting is not None and came is not None and not came.messages_list:
             left = end - time.monotonic()
-            if came is None or came.messages_list or left <= 0:
-                return came or PullMessagesResponse()
+            if left <= 0:
+                break
             await waiting.pause(left)
+            came = await run_in_threadpool(next_message)
     finally:
-        polls.leave(waiting)
+        if waiting is not None:
+            polls.leave(waiting)
+    came = came or PullMessagesResponse()
+    if waiting is not None:
+        carry(came, b"")
+    return came
+
+
+def _take_carried(request: PullMessagesRequest, reply: bytes, whose: tuple[Inbox, str]) -> None:
+    """Takes a reply that came with a request for the next message, as if it had come alone."""
+    try:
+        push = PushMessagesRequest.FromString(reply)
+    except Exception as error:
+        raise RequestRejected(400, "what a request carries is no reply") from error
+    push.node.CopyFrom(request.node)  # which Flower has compared with the signature
+    whose[0].announce(push, whose[1])
 
 
 @router.post("/push-messages")
-def _announce(
-    request: Annotated[PushMessagesRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
-) -> PushMessagesResponse:
+def _announce(request: Annotated[PushMessagesRequest, PARSED], whose: Whose) -> PushMessagesResponse:
     return whose[0].announce(request, whose[1])
 
 
 @router.post("/push-object")
-def _take(request: Annotated[PushObjectRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose) -> PushObjectResponse:
+def _take(request: Annotated[PushObjectRequest, PARSED], whose: Whose) -> PushObjectResponse:
     return whose[0].take(request, whose[1])
 
 
 @router.post("/confirm-message-received")
-def _confirm(
-    request: Annotated[ConfirmMessageReceivedRequest, PROTOBUF_REQUEST_DEPENDENCY], whose: Whose
-) -> ConfirmMessageReceivedResponse:
+def _confirm(request: Annotated[ConfirmMessageReceivedRequest, PARSED], whose: Whose) -> ConfirmMessageReceivedResponse:
     return whose[0].confirm(request)
 
 
@@ -257,6 +280,6 @@ def _unlisted(request: Request) -> Response | None:
     return None
 
 
-def _about() -> dict[str, str | float]:
+def _about() -> dict[str, str | int | float]:
     """What a site compares with its own before it joins."""
-    return {"confed": VERSION, "flwr": version("flwr"), "time": time.time()}
+    return {"confed": VERSION, "protocol": PROTOCOL, "flwr": version("flwr"), "time": time.time()}

@@ -2,7 +2,8 @@
 
 Flower sends a message without its content, and the pieces of the content one by one. Here the place of the content
 holds the pieces of a small message, as an array record of their numbers and bytes, so that one request does. Their tree
-is sent beside the message, and each is checked as if it had come alone.
+is sent beside the message, and each is checked as if it had come alone. A site's request for its next message carries
+its reply to the one before, in a field that Flower's messages do not have; a server says with it that it reads it.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Array
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from confed.engines.flower.private_api import (
     NoObjectInStoreError,
@@ -49,6 +51,28 @@ def detach(bare: ProtoMessage) -> dict[str, bytes]:
     pieces = {item.key: item.value.data for item in items}
     bare.content.ClearField("items")
     return pieces
+
+
+CARRIED = 1000  # number of the field with a reply
+
+
+def carry(message: Any, reply: bytes) -> None:
+    """Puts a reply into a request for a message, or says in a response that such a request is read."""
+    message.MergeFromString(_varint(CARRIED << 3 | 2) + _varint(len(reply)) + reply)
+
+
+def carried(message: Any) -> bytes | None:
+    """What a request carries; None where there is nothing."""
+    return next((bytes(field.data) for field in UnknownFieldSet(message) if field.field_number == CARRIED), None)
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    content = bytearray()
+    while number > 127:
+        content.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*content, number])
 
 
 PIECE = 8 * 2**20  # bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB

@@ -97,8 +97,8 @@ from flwr.supercore.protobuf.routing import (
     ProtobufRoute,  # fleet_api: routes whose handlers return protobuf
 )
 from flwr.supercore.protobuf.translation import (
-    PROTOBUF_REQUEST_DEPENDENCY,  # fleet_api: a route's request as protobuf
     ProtobufTranslationMiddleware,  # fleet_api: reads requests of the Fleet API as protobuf
+    get_protobuf_request,  # fleet_api: a route's request as protobuf
 )
 from flwr.supercore.run import (
     Run,  # grid: the number of the run's task

@@ -23,6 +23,7 @@ class About:
 
     confed: str  # its version of confed
     flwr: str
+    protocol: int | None  # its version of what sites are told; None before there was one
     ahead: float  # seconds by which its clock is ahead of this one's; good to half the time of the way there and back
 
 
@@ -57,7 +58,7 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
         raise PermissionError("the server's list has no such key")
     try:
         told = reply.json()
-        return About(str(told["confed"]), str(told["flwr"]), float(told["time"]) - middle)
+        return About(str(told["confed"]), str(told["flwr"]), told.get("protocol"), float(told["time"]) - middle)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"what answers there is no server of confed's: status {reply.status_code}") from error
 

@@ -33,7 +33,17 @@ from flwr.clientapp import ClientApp
 from flwr.common import now
 
 from confed.engines.flower.long_polls import WAIT
-from confed.engines.flower.objects import INLINE, PIECE, attach, check_expansion, detach, most_pieces, pieces_of
+from confed.engines.flower.objects import (
+    INLINE,
+    PIECE,
+    attach,
+    carried,
+    carry,
+    check_expansion,
+    detach,
+    most_pieces,
+    pieces_of,
+)
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -234,21 +244,27 @@ class SuperNode:
         heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
         heart.start()
         pause, inline = SOON, False
+        reply: PushMessagesRequest | None = None  # what the next request carries
         try:
             while not stop.is_set():
                 if lost.is_set():
                     raise LostConnection("the server does not know this connection any more")
                 began = time.monotonic()
-                waits = {WAIT: f"{self._interval:g}"}
-                came = client.call("pull-messages", PullMessagesRequest(node=node), PullMessagesResponse, **waits)
+                waits, request = {WAIT: f"{self._interval:g}"}, PullMessagesRequest(node=node)
+                if reply is not None:
+                    carry(request, reply.SerializeToString(deterministic=True))
+                    reply = None
+                came = client.call("pull-messages", request, PullMessagesResponse, **waits)
                 if came.messages_list:
                     message, whole = self._fetch(client, node, came)
                     inline |= whole  # a server that sends pieces inside of messages takes them, too
-                    self._reply(client, node, app, message, inline)
+                    reply = self._reply(client, node, app, message, inline, carried(came) is not None)
                     pause = SOON
                 elif time.monotonic() - began < self._interval / 2:  # it does not let questions wait
                     stop.wait(pause)
                     pause = min(1.5 * pause, self._interval)
+            if reply is not None:
+                client.call("push-messages", reply, PushMessagesResponse)
         finally:
             quiet.set()
             heart.join(timeout=10)
@@ -307,7 +323,10 @@ class SuperNode:
                 raise LostConnection("the server sent a message of more bytes than this run's have")
         return contents
 
-    def _reply(self, client: FleetClient, node: Node, app: ClientApp, message: Message, inline: bool) -> None:
+    def _reply(
+        self, client: FleetClient, node: Node, app: ClientApp, message: Message, inline: bool, carries: bool
+    ) -> PushMessagesRequest | None:
+        """Answers a message; what is returned is for the next request to carry."""
         began, run = time.perf_counter(), message.metadata.run_id
         try:
             reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
@@ -321,12 +340,15 @@ class SuperNode:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
             bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
-            if inline and not reply.has_error() and (pieces := _small(parts)) is not None:
+            pieces = _small(parts) if inline and not reply.has_error() else None
+            if pieces is not None:
                 attach(bare, pieces)
             request = PushMessagesRequest(
                 node=node, messages_list=[bare], message_object_trees=[get_object_tree(reply)],
                 clientapp_runtime_list=[seconds],
             )  # fmt: skip
+            if pieces is not None and carries:
+                return request
             answer = client.call("push-messages", request, PushMessagesResponse)
             for piece in answer.objects_to_push:
                 content = parts[piece].deflate()
@@ -335,6 +357,7 @@ class SuperNode:
                 )
                 if not client.call("push-object", push, PushObjectResponse).stored:
                     raise LostConnection("the server did not take a piece of the reply")
+        return None
 
 
 def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:

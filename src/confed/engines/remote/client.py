@@ -37,6 +37,7 @@ from confed.engines.remote.protocol import (
     Refused,
     Request,
     Schema,
+    Settings,
     digest,
     fingerprint,
     open_body,
@@ -54,7 +55,7 @@ from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
 from confed.federation.state import ClientState
-from confed.federation.step_checkpoints import EVERY, StepCheckpoints
+from confed.federation.step_checkpoints import EVERY, StepCheckpoints, read_interval
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon
@@ -341,7 +342,7 @@ class Site:
         client: ClientInfo,
         root: Path,
         *,
-        common: str = "",
+        common: Settings | None = None,
         limits: Limits | None = None,
         audit: Path | None = None,
         progress: Progress = ignore,
@@ -352,7 +353,7 @@ class Site:
         over: Callable[[], None] = lambda: None,
         left_out: Mapping[str, int] | None = None,
         final: Callable[[Params, ClientState], str] = lambda shared, state: "",
-        checkpoint: float = EVERY,
+        checkpoint: str = EVERY,
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -372,25 +373,27 @@ class Site:
         self._last = root / "reply"
         self._workspace = Workspace(setup.model(), setup.device)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
-        secret, lines = f"noise-{self.fingerprint.terms[:16]}.key", [USED, COSTS, ANSWERED]
+        self._run = run = self.fingerprint.run[:16]
+        secret, lines = f"noise-{run}.key", [USED, COSTS, ANSWERED]
         if audit is not None and audit.parent == root:
             lines.append(audit.name)
         root.mkdir(parents=True, exist_ok=True)
         self._journals = JournalChains(client.id, root, lines, [secret], SERIALS)
-        self.journal = Journal(root, self.fingerprint.terms[:16], limit)  # what this site remembers for good
+        self.journal = Journal(root, run, limit)  # what this site remembers for good
         policy = kept_policy(root, evaluations)
         # which evaluations it has answered, and what it still answers
-        self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
+        self.evaluations = EvaluationRecord(root, run, policy, self.journal, self._privacy)
         fixed = noise_is_fixed(setup.algorithm)
         self._secret = NoiseSecret(root / secret, self.journal.released) if fixed else None
         self._checkpoints = None
-        if checkpoint > 0 and follows_steps(setup.algorithm, setup.local):
-            self._checkpoints = StepCheckpoints(root / "steps", checkpoint)
+        every = read_interval(checkpoint)
+        if any(every) and follows_steps(setup.algorithm, setup.local):
+            self._checkpoints = StepCheckpoints(root / "steps", every)
         self._setup = replace(
             setup, journal=self.journal, signer=signer, secret=self._secret, checkpoints=self._checkpoints
         )
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
-        self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
+        self.store = DirectoryStore(root / "state" / run)
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._schema: Schema = schema_of(self._workspace.tensors)
         self._values = ValueBound.of(self._workspace.tensors.values(), setup.algorithm.traits.sums)
@@ -477,6 +480,7 @@ class Site:
         info = self.client
         greeting: dict[str, Scalar] = {"client": info.id, "examples": info.num_examples, "head": info.head}
         greeting |= {f"{LEFT_OUT}{role}": count for role, count in self._left_out.items()}
+        greeting["countersigned"] = self._journals.kept
         scalars = {**self.fingerprint.scalars(), **greeting, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
@@ -555,7 +559,7 @@ class Site:
 
     def _digest_of(self, request: Request | Record, body: bytes) -> str:
         """Digest of a request, by which it is known when it comes again."""
-        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
+        what = [self._run, request.action, request.round, request.version, request.base]
         return digest(json.dumps(what).encode(), body)
 
     def _asking(self, request_digest: str, heard: str) -> None:

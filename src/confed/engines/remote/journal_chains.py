@@ -105,6 +105,11 @@ class JournalChains:
             self._signed = signed_statement(self._seen, site)
             self._compare(self._signed)
 
+    @property
+    def kept(self) -> str:
+        """What the server signed last, as this site keeps it."""
+        return self._seen
+
     def confirm(self, signed: str) -> None:
         """Check that the journals begin with what the server has signed, as it shows now and as is kept here."""
         shown = self._signed if signed in ("", self._seen) else signed_statement(signed, self._site)
@@ -225,6 +230,23 @@ class Countersignatures:
     def known(self, site: str) -> Statement:
         """What a site has said of its journals so far."""
         return self._statements.get(site, {})
+
+    def was_put_back(self, site: str, kept: str) -> bool:
+        """Whether a site keeps heads that this server signed later than it knows: its run folder is an older copy.
+
+        From then on those count, so that no site goes back with the server.
+        """
+        try:
+            statement = signed_statement(kept, site) if kept else {}
+        except Refused:
+            return False
+        public, known = self._key.public_key().public_bytes_raw().hex(), self.known(site)
+        later = {name: entry for name, entry in statement.items() if entry[0] > known.get(name, (0, ""))[0]}
+        if not later or json.loads(kept)["key"] != public:
+            return False
+        self._statements[site] = {**known, **later}
+        self._changed.add(site)
+        return True
 
     def note(self, site: str, told: str, before: Statement | None = None) -> None:
         """Record of what a site says of its journals; a late reply goes by what was known when it was asked for."""

@@ -7,12 +7,13 @@ Nothing here knows a transport.
 """
 
 import json
+import mmap
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from hashlib import sha256
+from dataclasses import asdict, dataclass, field
+from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from confed.engines.remote.sites import Connection, Transport, patiently
 from confed.federation.atomic import private_folder
 from confed.federation.file_names import file_name
 
-SMALLEST, LARGEST = 2**18, 3 * 2**20
-"""Bytes of a piece: as many as the line carried in a second before, within these bounds."""
-
-AT_ONCE = 2.0  # seconds of a body that travels whole: so much is lost with a connection
+SMALLEST, LARGEST = 2**18, 2**26  # bytes of a piece
 WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
+
+AT_ONCE, SHARE = 2.0, 0.1
+"""What travels at once, and is lost with a connection: what the line carries in so many seconds, or, where it has held
+for longer, in this share of the time that it has."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Piece:
     of: str  # digest of the body
     size: int  # bytes of the body
     at: int = 0  # where the piece begins; of "have" the bytes that are there
-    digest: str = ""  # of the piece
+    digest: str = ""  # of the body up to the end of the piece
     most: int = 0  # of "get": the bytes that may come
     head: str = ""  # head of the message whose body it is: of "call", and of the first "part"
 
@@ -63,29 +65,62 @@ def is_piece(head: bytes) -> bool:
     return head.startswith(b'{"piece": ')
 
 
-def _held(path: Path) -> int:
-    """Bytes of a body that have come."""
-    return path.stat().st_size if path.is_file() else 0
+class ArrivingBody:
+    """What has come of a body, in a file, and its digest."""
 
+    def __init__(self, path: Path, piece: Piece) -> None:
+        self.path, self.of, self.size = path, piece.of, piece.size
+        self.held, self._digest = 0, sha256()
+        if path.is_file():
+            with path.open("rb") as file:
+                self._digest = file_digest(file, "sha256")
+            self.held = path.stat().st_size
 
-def _append(path: Path, piece: Piece, content: bytes) -> None:
-    """Adds a piece to what has come; one that comes out of turn, because an answer was lost, is left out."""
-    if digest_of(content) != piece.digest:
-        raise Refused(f"the piece from byte {piece.at} of {piece.size} is not what its digest says")
-    if piece.at + len(content) > piece.size:
-        raise Refused(f"a body of {piece.size} bytes was announced, and a piece ends at {piece.at + len(content)}")
-    if piece.at == _held(path):
-        with patiently(lambda: path.open("ab")) as file:
+    def add(self, piece: Piece, content: bytes) -> None:
+        """Adds a piece; one that comes out of turn, because an answer was lost, is left out."""
+        if piece.at + len(content) > self.size:
+            raise Refused(f"a body of {self.size} bytes was announced, and a piece ends at {piece.at + len(content)}")
+        if piece.at != self.held:
+            return
+        digest = self._digest.copy()
+        digest.update(content)
+        if digest.hexdigest() != piece.digest:
+            raise Refused(f"the piece from byte {piece.at} of {self.size} is not what its digest says")
+        with patiently(lambda: self.path.open("r+b" if self.held else "wb")) as file:
+            file.seek(self.held)
             file.write(content)
+            file.truncate()
+        self.held, self._digest = self.held + len(content), digest
+
+    def whole(self) -> bytes:
+        """The body that has come; one that is not what its digest says is removed, and comes again."""
+        if self._digest.hexdigest() != self.of:
+            self.path.unlink()
+            raise Refused(f"a body of {self.size} bytes is not what its digest says")
+        return patiently(self.path.read_bytes)
 
 
-def _whole(path: Path, piece: Piece) -> bytes:
-    """A body that has come; one that is not what its digest says is removed, and comes again."""
-    data = patiently(path.read_bytes)
-    if digest_of(data) != piece.of:
-        path.unlink()
-        raise Refused(f"a body of {piece.size} bytes is not what its digest says")
-    return data
+class LeavingBody:
+    """A body that leaves in pieces, and the digests of its beginnings."""
+
+    def __init__(self, content: bytes | mmap.mmap, of: str) -> None:
+        self.of, self.size = of, len(content)
+        self._content = memoryview(content)
+        self._digest, self._digested = sha256(), 0
+
+    def piece(self, kind: str, at: int, size: int) -> tuple[Piece, bytes]:
+        """A piece from a byte on, and its content."""
+        content = bytes(self._content[at : at + size])
+        return Piece(kind, self.of, self.size, at, self._digest_up_to(at + len(content))), content
+
+    def _digest_up_to(self, end: int) -> str:
+        if end == self.size:
+            return self.of
+        if end < self._digested:
+            self._digest, self._digested = sha256(), 0
+        self._digest.update(self._content[self._digested : end])
+        self._digested = end
+        return self._digest.hexdigest()
 
 
 def _only(folder: Path, name: str) -> Path:
@@ -102,29 +137,33 @@ class SitePieces:
 
     def __init__(self, folder: Path, limits: Limits, answer: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
         self._folder, self._limits, self._answer = folder, limits, answer
-        self._reply, self._digest = b"", ""
+        self._request: ArrivingBody | None = None
+        self._reply: LeavingBody | None = None
 
     def take(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Head and body of the answer to a piece, or of the reply to the request that is complete with it."""
         piece = Piece.from_bytes(head, self._limits)
         if piece.piece == "get":
-            if piece.of != self._digest:
+            if self._reply is None or piece.of != self._reply.of:
                 raise Refused("the reply of which a piece is asked for is not here any more")
-            content = self._reply[piece.at : piece.at + min(piece.most, LARGEST)]
-            return Piece("part", piece.of, len(self._reply), piece.at, digest_of(content)).to_bytes(), content
-        path = _only(self._folder, piece.of)
+            part, content = self._reply.piece("part", piece.at, min(piece.most, LARGEST))
+            return part.to_bytes(), content
+        if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
+            self._request = ArrivingBody(_only(self._folder, piece.of), piece)
+        request = self._request
         if piece.piece == "put":
-            _append(path, piece, body)
-        if piece.piece == "call" and _held(path) == piece.size:
-            return self._answer(piece.head.encode(), _whole(path, piece))
-        return Piece("have", piece.of, piece.size, _held(path)).to_bytes(), b""
+            request.add(piece, body)
+        if piece.piece == "call" and request.held == piece.size:
+            self._request = None
+            return self._answer(piece.head.encode(), request.whole())
+        return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
 
     def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
         """A reply as it leaves: one with a larger body than that without it, and the server fetches it; 0: no bound."""
         if not 0 < most < len(body):
             return head, body
-        self._reply, self._digest = body, digest_of(body)
-        return Piece("part", self._digest, len(body), head=head.decode()).to_bytes(), b""
+        self._reply = LeavingBody(body, digest_of(body))
+        return Piece("part", self._reply.of, len(body), head=head.decode()).to_bytes(), b""
 
 
 @dataclass
@@ -135,13 +174,21 @@ class _Transfer:
     kind: str
     lasts: float
     head: bytes
-    of: str = ""  # digest of the request's body; empty where that went along with the head
-    size: int = 0
+    body: LeavingBody | None = None  # of the request; None where that went along with the head
     sent: str = ""  # what the transport knows the present message by
     began: float = 0.0  # when that was sent
     had: int | None = None  # bytes of the request's body that the site had; None before it says so
-    reply: Piece | None = None  # the reply that is fetched
+    reply: ArrivingBody | None = None  # of the reply, where that is fetched
+    reply_head: str = ""
     moved: int = 0  # bytes of the request's body and of the reply's that have arrived
+
+
+@dataclass
+class _Line:
+    """What is known of the line to a site, until a connection is lost."""
+
+    rate: float  # bytes in a second
+    since: float = field(default_factory=time.monotonic)
 
 
 class PieceTransport:
@@ -151,7 +198,7 @@ class PieceTransport:
         self._transport, self._folder, self._limits = transport, folder, limits
         self._numbers = count()
         self._open: dict[str, _Transfer] = {}
-        self._rates: dict[int, float] = {}  # site -> bytes in a second on its line, where that is known
+        self._lines: dict[int, _Line] = {}  # sites that pieces have come from, or gone to
         self.connections, self.wait = transport.connections, transport.wait
         self.set_max_reply_bytes = transport.set_max_reply_bytes
         shutil.rmtree(folder / "requests", ignore_errors=True)  # of a process that was killed; replies stay
@@ -159,12 +206,8 @@ class PieceTransport:
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
         transfer = _Transfer(to, kind, lasts, head)
         if len(body) > self.at_once(to):
-            transfer.of, transfer.size = digest_of(body), len(body)
-            path = self._request_body(transfer)
-            if _held(path) != len(body):
-                private_folder(path.parent)
-                patiently(lambda: path.write_bytes(body))
-            sent = self._call(transfer)
+            transfer.body = self._leaving(body)
+            sent = self._call(transfer, transfer.body)
         else:
             sent = self._send(transfer, head, body, lasts)
         if not sent:
@@ -181,7 +224,7 @@ class PieceTransport:
         try:
             if is_piece(came[0]):
                 came = self._go_on(transfer, Piece.from_bytes(came[0], self._limits), came[1])
-            elif transfer.of or transfer.reply is not None:
+            elif transfer.body is not None or transfer.reply is not None:
                 answer = Answer.from_bytes(came[0], self._limits)
                 if not answer.id:  # to no request, but to a piece
                     return f"ValueError: the site refused a piece: {answer.error}"
@@ -193,7 +236,10 @@ class PieceTransport:
 
     def at_once(self, to: int) -> int:
         """Bytes of a body that travels whole to a site, or from it."""
-        return max(SMALLEST, round(AT_ONCE * self._rates.get(to, 0.0)))
+        if (line := self._lines.get(to)) is None:
+            return SMALLEST
+        seconds = max(AT_ONCE, SHARE * (time.monotonic() - line.since))
+        return max(SMALLEST, round(min(seconds, WAIT / 2) * line.rate))
 
     def moved(self, sent: str) -> int:
         """Bytes of the bodies of a request and of its reply that have arrived, also in earlier tries."""
@@ -202,7 +248,7 @@ class PieceTransport:
     def forget(self, sent: str) -> None:
         transfer = self._close(sent)
         if transfer is not None:
-            self._rates.pop(transfer.to, None)  # the line may be another one
+            self._lines.pop(transfer.to, None)  # it may be another one now
             self._transport.forget(transfer.sent)
 
     def close(self) -> None:
@@ -211,15 +257,24 @@ class PieceTransport:
 
     def _close(self, sent: str) -> _Transfer | None:
         transfer = self._open.pop(sent, None)
-        if transfer is not None and transfer.of and transfer.of not in {other.of for other in self._open.values()}:
-            self._request_body(transfer).unlink(missing_ok=True)
+        if transfer is not None and transfer.body is not None:
+            used = {other.body.of for other in self._open.values() if other.body is not None}
+            if transfer.body.of not in used:
+                (self._folder / "requests" / transfer.body.of).unlink(missing_ok=True)
         return transfer
 
-    def _request_body(self, transfer: _Transfer) -> Path:
-        return self._folder / "requests" / transfer.of
+    def _leaving(self, body: bytes) -> LeavingBody:
+        """A request's body in a file, so that the same one for many sites is not in memory many times."""
+        of = digest_of(body)
+        path = self._folder / "requests" / of
+        if not path.is_file() or path.stat().st_size != len(body):
+            private_folder(path.parent)
+            patiently(lambda: path.write_bytes(body))
+        with patiently(lambda: path.open("rb")) as file:
+            return LeavingBody(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), of)
 
-    def _call(self, transfer: _Transfer) -> bool:
-        call = Piece("call", transfer.of, transfer.size, head=transfer.head.decode())
+    def _call(self, transfer: _Transfer, body: LeavingBody) -> bool:
+        call = Piece("call", body.of, body.size, head=transfer.head.decode())
         return self._send(transfer, call.to_bytes(), b"", transfer.lasts)
 
     def _send(self, transfer: _Transfer, head: bytes, body: bytes, lasts: float) -> bool:
@@ -229,41 +284,37 @@ class PieceTransport:
 
     def _go_on(self, transfer: _Transfer, piece: Piece, content: bytes) -> tuple[bytes, bytes] | str | None:
         """The next message of a transfer is sent; its reply, once that is whole, or what went wrong."""
-        if piece.piece == "have" and piece.of == transfer.of and piece.size == transfer.size:
-            went = self._put_next(transfer, piece.at)
-        elif piece.piece == "part" and transfer.reply is None:
-            transfer.reply = piece
-            return self._fetch_next(transfer, piece)
-        elif piece.piece == "part" and transfer.reply is not None and piece.of == transfer.reply.of:
-            reply = transfer.reply
+        body, reply = transfer.body, transfer.reply
+        if piece.piece == "have" and body is not None and (piece.of, piece.size) == (body.of, body.size):
+            went = self._put_next(transfer, body, piece.at)
+        elif piece.piece == "part" and reply is None:
+            transfer.reply, transfer.reply_head = ArrivingBody(self._reply_body(transfer, piece), piece), piece.head
+            return self._fetch_next(transfer, transfer.reply)
+        elif piece.piece == "part" and reply is not None and piece.of == reply.of:
             if not 0 < len(content) <= LARGEST or piece.size != reply.size:
                 raise Refused("a piece of a reply is none of what was announced")
-            _append(self._reply_body(transfer, reply), piece, content)
+            reply.add(piece, content)
             self._pace(transfer, len(content))
             return self._fetch_next(transfer, reply)
         else:
             raise Refused(f"{piece.piece[:20]!r} is no answer to a piece of this request")
         return None if went else "ConnectionError: the connection was lost"
 
-    def _put_next(self, transfer: _Transfer, held: int) -> bool:
+    def _put_next(self, transfer: _Transfer, body: LeavingBody, held: int) -> bool:
         if transfer.had is not None and held > transfer.had:
             self._pace(transfer, held - transfer.had)
         transfer.had = transfer.moved = held
-        if held == transfer.size:
-            return self._call(transfer)
-        with patiently(lambda: self._request_body(transfer).open("rb")) as file:
-            file.seek(held)
-            content = file.read(self._piece_size(transfer))
-        put = Piece("put", transfer.of, transfer.size, held, digest_of(content))
+        if held == body.size:
+            return self._call(transfer, body)
+        put, content = body.piece("put", held, self._piece_size(transfer, body.size - held))
         return self._send(transfer, put.to_bytes(), content, WAIT)
 
-    def _fetch_next(self, transfer: _Transfer, reply: Piece) -> tuple[bytes, bytes] | str | None:
-        path = self._reply_body(transfer, reply)
-        held = _held(path)
-        transfer.moved = transfer.size + held
-        if held == reply.size:
-            return reply.head.encode(), _whole(path, reply)
-        get = Piece("get", reply.of, reply.size, held, most=self._piece_size(transfer))
+    def _fetch_next(self, transfer: _Transfer, reply: ArrivingBody) -> tuple[bytes, bytes] | str | None:
+        transfer.moved = reply.held + (0 if transfer.body is None else transfer.body.size)
+        if reply.held == reply.size:
+            return transfer.reply_head.encode(), reply.whole()
+        most = self._piece_size(transfer, reply.size - reply.held)
+        get = Piece("get", reply.of, reply.size, reply.held, most=most)
         went = self._send(transfer, get.to_bytes(), b"", WAIT)
         return None if went else "ConnectionError: the connection was lost"
 
@@ -272,9 +323,12 @@ class PieceTransport:
         name = connection[transfer.to].name if transfer.to in connection else None
         return _only(self._folder / "replies" / file_name(name or str(transfer.to)), reply.of)
 
-    def _piece_size(self, transfer: _Transfer) -> int:
-        return max(SMALLEST, min(LARGEST, round(self._rates.get(transfer.to, 0.0))))
+    def _piece_size(self, transfer: _Transfer, left: int) -> int:
+        """Half of what may travel at once, or all that is left."""
+        at_once = self.at_once(transfer.to)
+        return min(LARGEST, left if left <= at_once else max(SMALLEST, at_once // 2))
 
     def _pace(self, transfer: _Transfer, moved: int) -> None:
         """A piece has arrived: how fast its line is."""
-        self._rates[transfer.to] = moved / max(time.monotonic() - transfer.began, 1e-3)
+        rate = moved / max(time.monotonic() - transfer.began, 1e-3)
+        self._lines.setdefault(transfer.to, _Line(rate)).rate = rate

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -17,36 +17,56 @@ import torch
 from torch import Tensor
 
 from confed.engines.perform import Setup, Workspace
+from confed.federation.compression import Compression
 from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar
 from confed.federation.reading import FAULTS
 from confed.federation.wire import decode, encode
 from confed.privacy.protections import first_non_finite
-from confed.system.release import VERSION
+from confed.system.release import PROTOCOL, VERSION
 
+_RECIPE = "the recipe (method, model with its revision, task, local training, run), with its answers and words,"
 _MEANINGS = {
-    "version": "the version of confed",
-    "terms": "the recipe (method, model with its revision, task, local training, run), with its answers and words,",
     "tensors": "the names and shapes of the model's tensors",
     "values": "the values that the model starts from, such as those of its frozen backbone (a revision has its own),",
 }
+_LONG = 200  # characters of a setting above which its digest stands for it
+
+Settings = Mapping[str, tuple[Any, bool]]
+"""Path such as "local.lr" -> a setting that decides the mathematics, as JSON, and whether it has its default."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests of what all parties must share."""
+    """What all parties must share."""
 
-    version: str
-    terms: str  # of the method and its settings, and of what the caller of fingerprint adds
-    tensors: str  # of the names, shapes and dtypes of the model's tensors
-    values: str  # of the values that every party starts from, frozen ones included
+    terms: str  # Settings in JSON: of the method, the training, and what the caller of fingerprint adds
+    tensors: str  # digest of the names, shapes and dtypes of the model's tensors
+    values: str  # digest of the values that every party starts from, frozen ones included
+    protocol: int = PROTOCOL
+    confed: str = VERSION  # told for messages; versions of one protocol go together
+
+    @property
+    def run(self) -> str:
+        """A name of the run at a site; options that are off, as by default, do not change it."""
+        settings = json.loads(self.terms)
+        decided = {path: value for path, (value, is_default) in settings.items() if value or not is_default}
+        return blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def scalars(self) -> dict[str, Scalar]:
         return asdict(self)
 
     def differences(self, other: Mapping[str, Scalar], mine: str, others: str) -> str | None:
         """In which way the other party's differs, in words; None if it does not."""
-        lines = [
+        protocol, confed = other.get("protocol"), printable(str(other.get("confed", "an older version")), 64)
+        if type(protocol) is not int or abs(protocol - self.protocol) > 1:
+            return (
+                f"the protocol must be the same or one apart: {mine} has {self.protocol} (confed {self.confed}), "
+                f"{others} has {printable(str(protocol or 'none'), 64)} (confed {confed}); install the file that the "
+                "coordinator handed out"
+            )
+        lines = _differing(json.loads(self.terms), _settings(other.get("terms")), mine, others)
+        lines += [
             f"{meaning} must be the same: {mine} has {value_here}, {others} has "
             f"{printable(str(other.get(name, 'none')), 64)}"
             for name, meaning in _MEANINGS.items()
@@ -55,19 +75,67 @@ class Fingerprint:
         return "; ".join(lines) or None
 
 
-def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerprint:
+def fingerprint(setup: Setup, workspace: Workspace, common: Settings | None = None) -> Fingerprint:
     """A run's fingerprint."""
-    sent = (setup.uplink, setup.downlink)
-    terms = (setup.algorithm, setup.local, setup.rounds, setup.seed, setup.keep_personal, *sent, common)
+    run = {"rounds": setup.rounds, "seed": setup.seed, "keep_personal": setup.keep_personal}
+    settings: dict[str, tuple[Any, bool]] = {f"run.{name}": (value, False) for name, value in run.items()}
+    settings |= settings_of("algorithm", setup.algorithm) | settings_of("local", setup.local)
+    for name, compression in (("run.uplink", setup.uplink), ("run.downlink", setup.downlink)):
+        settings |= settings_of(name, compression, Compression())
+    settings |= common or {}
     tensors = {**workspace.tensors, **workspace.initial}
     names, values = blake2b(digest_size=16), blake2b(digest_size=16)
     for name in sorted(tensors):
         names.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
         values.update(_content(tensors[name]))
-    return Fingerprint(
-        VERSION, blake2b(repr(terms).encode(), digest_size=16).hexdigest(), names.hexdigest(),
-        values.hexdigest(),
-    )  # fmt: skip
+    return Fingerprint(json.dumps(settings, sort_keys=True), names.hexdigest(), values.hexdigest())
+
+
+def settings_of(path: str, value: Any, default: Any = MISSING) -> dict[str, tuple[Any, bool]]:
+    """The settings of an object by their paths; of a dataclass those of its fields."""
+    if not is_dataclass(value):
+        return {path: (_stable(value), _stable(value) == _stable(default))}
+    alike = type(value) is type(default)
+    settings: dict[str, tuple[Any, bool]] = {path: (type(value).__name__, alike)}
+    for entry in fields(value):
+        without = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        usual = getattr(default, entry.name) if alike else without
+        settings |= settings_of(f"{path}.{entry.name}", getattr(value, entry.name), usual)
+    return settings
+
+
+def _stable(value: Any) -> Any:
+    """A value as JSON has it, the same in every process; a digest where it is long."""
+    if isinstance(value, Mapping):
+        plain: Any = {str(key): _stable(entry) for key, entry in cast(Mapping[Any, Any], value).items()}
+    elif isinstance(value, list | tuple):
+        plain = [_stable(entry) for entry in cast(Sequence[Any], value)]
+    else:
+        plain = value if isinstance(value, bool | int | float | str | None) else str(value)
+    text = json.dumps(plain, sort_keys=True)
+    return plain if len(text) <= _LONG else blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _settings(told: Any) -> dict[str, Any]:
+    """Another party's settings; nothing where it says something else."""
+    try:
+        settings: Any = json.loads(str(told))
+        return {path: (value, bool(is_default)) for path, (value, is_default) in settings.items()}
+    except FAULTS:
+        return {}
+
+
+def _differing(mine: Settings, theirs: Settings, me: str, them: str) -> list[str]:
+    """The first settings that differ; one that only one party has must have its default there."""
+    lacking = ("none", True)
+    differing: list[str] = []
+    for path in sorted(mine.keys() | theirs.keys()):
+        here, far = mine.get(path, lacking), theirs.get(path, lacking)
+        unknown = path not in mine or path not in theirs
+        if not (here[1] and far[1] if unknown else here[0] == far[0]):
+            shown = printable(str(far[0]), 64)
+            differing.append(f"{me} has {printable(path, 64)} = {here[0]}, {them} has {shown}")
+    return [f"{_RECIPE} must be the same: {', and '.join(differing[:3])}"] if differing else []
 
 
 def _content(tensor: Tensor) -> memoryview:

@@ -35,6 +35,7 @@ from confed.engines.remote.protocol import (
     Limits,
     Refused,
     Request,
+    Settings,
     fingerprint,
     open_body,
     printable,
@@ -61,7 +62,6 @@ from confed.federation.params import Params, Scalar, Scope
 from confed.federation.protocols import Counting
 from confed.federation.reports import LOSS
 from confed.federation.state import ServerState, Store
-from confed.federation.step_checkpoints import EVERY
 from confed.privacy.protections import ANALYSIS, ValueBound, check_reply
 from confed.system.events import Progress, ignore
 
@@ -300,6 +300,7 @@ class Pauses:
 # The server's end of a federation across machines: calls go out as requests -----------------------------------
 
 LINE = 500  # characters of what went wrong at a site that logs and the run folder hold
+WORKED = 60.0  # seconds after which a request that is lost is none that ends its site's process
 TRIES = 3  # how often in a row a site may lose a request, soon and without a piece of it, before it is left out
 
 
@@ -312,7 +313,7 @@ class Remote(Dispatcher):
         transport: Transport,
         *,
         timeouts: Timeouts | None = None,
-        common: str = "",
+        common: Settings | None = None,
         limits: Limits | None = None,
         audit: Path | None = None,
         progress: Progress = ignore,
@@ -597,7 +598,7 @@ class Remote(Dispatcher):
             elif isinstance(reply, str) or line != ask.to:
                 moved = 0 if self._pieces is None else self._pieces.moved(ask.sent)
                 # A bad line that something passes, and a site that worked for long, are no request that kills its site.
-                if moved >= ask.moved + SMALLEST or now - ask.began > EVERY:
+                if moved >= ask.moved + SMALLEST or now - ask.began > WORKED:
                     ask.lost, ask.moved = 0, moved
                 self._forget(ask)
                 ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"

@@ -32,7 +32,7 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.params import Scalar
 from confed.federation.protocols import ClientData
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
-from confed.system.events import Progress, SiteStates, SiteStatus
+from confed.system.events import Caution, Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
 Result = TypeVar("Result")
@@ -241,6 +241,13 @@ class SiteRegistry:
             if not isinstance(answers, str) or len(answers) > 200 or not answers.isprintable():
                 raise Refused(f"the name of its head must be up to 200 printable characters, got {str(answers)[:80]!r}")
             left_out = _left_out(told)
+            if self.heads.was_put_back(claimed, str(told.get("countersigned", ""))):
+                self._progress(
+                    Caution(
+                        f"this run folder was put back from an old copy: {claimed} keeps what was signed later; rounds "
+                        "since then are done again, and what they cost in privacy is spent twice"
+                    )
+                )
             self.heads.note(claimed, answer.journals)
         except Exception as error:  # whatever a greeting may lead to is a fault of its site
             self.note(name, "away", f"cannot take part: {error if isinstance(error, ValueError) else repr(error)}")

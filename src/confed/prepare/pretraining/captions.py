@@ -41,6 +41,8 @@ SHARES = (0.15, 0.1, 0.05, 0.7)
 """How often each kind is learned from."""
 MASKED = 0.4
 """Share of the words with a meaning of their own that are masked, one at least."""
+EMPTY = "a an and there is next to with stands at the things one of them"
+"""Words without a meaning of their own."""
 NO_CELL = -1
 
 
@@ -116,25 +118,8 @@ def masked(text: Tensor, rows: Tensor, special: int, rng: np.random.Generator) -
     """Tokens that are hidden, -1 where none is, of the shape (N, L) of ``text``."""
     from confed.datasets.scene_captions import tell_words
 
-    empty = {
-        "a",
-        "an",
-        "and",
-        "there",
-        "is",
-        "next",
-        "to",
-        "with",
-        "stands",
-        "at",
-        "the",
-        "things",
-        "one",
-        "of",
-        "them",
-    }
     vocabulary = WordTokenizer(tell_words()).vocabulary
-    means = torch.tensor([i >= special and word not in empty for i, word in enumerate(vocabulary)])
+    means = torch.tensor([i >= special and word not in EMPTY.split() for i, word in enumerate(vocabulary)])
     able = means[text]
     luck = torch.from_numpy(rng.random(tuple(text.shape))).masked_fill(~able, 2.0)
     chosen = (luck < MASKED) | (luck == luck.amin(1, keepdim=True))

@@ -1,47 +1,37 @@
 r"""Answers at the cut: what an honest-but-curious server learns of them from what split learning sends it.
 
-In bidirectional contrastive split learning (Sun and Ochiai, AAAI 2024) labels stay with the clients, but the main
-server receives v_APN = APN(answer), one row per example. APN has no randomness, so within a step equal answers are
-equal rows. The audit follows what a server can do that keeps to the protocol and only looks:
+**Rows of answers.** In bidirectional contrastive split learning (Sun and Ochiai, AAAI 2024) labels stay with clients,
+but the main server receives v_APN = APN(answer), one row per example, and equal answers are equal rows:
 
-1. **Grouping.** Exactly, by equal rows (:func:`equal_rows`); across steps, in which APN learns, by following each row
-   to the nearest one (:func:`followed_rows`); of noised rows, by k-means (:func:`k_means`).
-2. **Naming** the groups by frequency (:func:`by_frequency`): the largest group is the most frequent answer of a public
-   distribution p, the second largest the second, and so on. Of all one-to-one namings this has the largest likelihood
-   sum_g n_g log p_name(g), because a sum of products is largest when both factors are in the same order. It is the
-   frequency analysis that breaks simple substitution ciphers, and deterministic encryption (Naveed, Kamara and Wright,
-   "Inference attacks on property-preserving encrypted databases", CCS 2015).
-   A server that happens to know the answers of a few rows names their groups for certain (:func:`by_known`).
-3. **Looking up** (:func:`looked_up`), where the server knows APN, as it does when the auxiliary server that averages
-   APN tells it: every row is compared with those of all answers.
+1. Rows are *grouped*: exactly (:func:`equal_rows`); across steps, in which APN learns, by following each row to the
+   nearest one (:func:`followed_rows`); noised ones by k-means (:func:`k_means`).
+2. Groups are *named* by frequency (:func:`by_frequency`): the largest as the most frequent answer of a public
+   distribution p, and so on, which of all one-to-one namings has the largest likelihood sum_g n_g log p_name(g)
+   (Naveed, Kamara and Wright, "Inference attacks on property-preserving encrypted databases", CCS 2015); or by a few
+   answers that the server happens to know (:func:`by_known`).
+3. A server that knows APN, as the auxiliary server does, *looks up* every row (:func:`looked_up`).
 
-None of this needs pictures, questions or labels. Which of it works is a lower bound of what leaks.
+**Gradients of supervised split learning.** Where the last layers and the labels are the client's, it sends dL/dz up, a
+row per example. With a linear last layer W and cross-entropy this is (softmax(W z + b) - e_y) W / B, whose direction is
+mostly that of -W_y: rows of one answer lie together (Li et al., "Label leakage and protection in two-party split
+learning", ICLR 2022). A server that knows the last layers tries every answer instead (:func:`matched`).
 
-**Gradients of supervised split learning.** Where the last layers and the labels are the client's (the U-shaped
-configuration), a client sends dL/dz up, one row per example. With a linear last layer of weights W and cross-entropy
-this is (softmax(W z + b) - e_y) W / B: early in training, and for every example that is not yet answered well, its
-direction is mostly that of -W_y. So rows of one answer lie together, and a server that never sees a label can group
-them (Li et al., "Label leakage and protection in two-party split learning", ICLR 2022, for two classes, by norm and by
-cosine; here for any number, by clusters of directions). Groups are named as above.
-
-A server that also knows the client's last layers, as it does when the auxiliary server that averages them tells it,
-needs no groups: it has made z itself, tries every answer, and takes the one whose gradient points where the row points
-(:func:`matched`).
-
-What is sent is made again as the protocol makes it: with the weights that the run ended with, and in a first epoch from
-the initial weights, in which the network learns from step to step. Training the whole network gives the weights that
-split training gives; the order of the examples is not that of the run, and the rate is constant.
+What is sent is made again as the protocol makes it, with the weights that the run ended with, and in a first epoch from
+the initial ones; the order of the examples is not that of the run, and the rate is constant.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator, isolated
@@ -49,7 +39,6 @@ from confed.federation.specs import TaskAware, frozen_names
 from confed.federation.structure import heads_of
 from confed.privacy.accountant import epsilon
 from confed.privacy.cut import CutPrivacy, cut_privacy
-from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.release.probe import Estimate, Finding, Probe
 
 EXAMPLES = 500
@@ -158,7 +147,6 @@ class Split(Protocol):
 class Observed:
     """What went up in some steps, and the truth to judge attacks by."""
 
-    v_mha: Tensor
     v_apn: Tensor
     step: Tensor  # the number of the step that a row belongs to, int64 (N,)
     labels: Tensor  # the answers, int64 (N,); the server does not see them
@@ -170,7 +158,6 @@ class Recovery:
 
     recovered: float  # share of the examples whose answer is named correctly
     majority: float  # share that always naming the most frequent answer of the public distribution would have
-    chance: float  # share that naming a random answer has on average: one over the number of answers
     groups: int  # how many groups there were; 0 where rows were looked up one by one
     # how well groups agree with answers whatever their names: the adjusted Rand index, 1 for the same partition, 0 on
     # average for a random one
@@ -189,16 +176,16 @@ def observe(
     """Records what a client sends up while it goes through its batches."""
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
-    sent: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    sent: list[tuple[Tensor, Tensor, Tensor]] = []
     for step, whole in enumerate(batches):
         sent_rows = privacy.rows(whole["label"])
         if sent_rows is not None and len(sent_rows) < 2:
             continue  # without negatives nothing is sent
         batch = whole if sent_rows is None else {name: column[sent_rows] for name, column in whole.items()}
         with torch.no_grad():
-            v_mha, v_apn = (privacy.activations(v, rng).cpu() for v in model.cut(batch))
+            _, v_apn = (privacy.activations(v, rng).cpu() for v in model.cut(batch))
         labels = batch["label"].cpu()
-        sent.append((v_mha, v_apn, torch.full_like(labels, step), labels))
+        sent.append((v_apn, torch.full_like(labels, step), labels))
         if learn is not None:
             learn(batch)
     return Observed(*(torch.cat(column) for column in zip(*sent, strict=True)))
@@ -245,32 +232,19 @@ def followed_rows(rows: Tensor, step: Tensor, reach: float = 0.5) -> Tensor:
 
 
 def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) -> Tensor:
-    """Groups of rows around their nearest centre (Lloyd, 1982), the best of several starts, int64 (N,).
+    """Groups of rows around their nearest centre, the best of several starts of k-means++, int64 (N,)."""
+    from scipy.cluster.vq import kmeans2
 
-    Starts are drawn as in k-means++ (Arthur and Vassilvitskii, 2007): the next centre is a row with a probability in
-    proportion to its squared distance to the nearest centre so far.
-    """
+    data, groups = rows.double().numpy(), min(groups, len(rows.unique(dim=0)))
     best, least = torch.zeros(len(rows), dtype=torch.int64), float("inf")
-    for _ in range(restarts):
-        centres = rows[torch.randint(len(rows), (1,), generator=rng)]
-        weight = torch.full((len(rows),), torch.inf)
-        for _ in range(min(groups, len(rows)) - 1):
-            weight = torch.minimum(weight, _distances(rows, centres[-1:])[:, 0].square())
-            if not bool(weight.sum() > 0):
-                break  # fewer distinct rows than groups
-            centres = torch.cat([centres, rows[torch.multinomial(weight, 1, generator=rng)]])
-        nearest = _distances(rows, centres).argmin(dim=1)
-        for _ in range(CLUSTERING_STEPS):
-            count = torch.zeros(len(centres)).index_add_(0, nearest, torch.ones(len(rows)))
-            total = torch.zeros_like(centres).index_add_(0, nearest, rows)
-            # a centre without rows near to it stays where it is.
-            centres = torch.where(count[:, None] > 0, total / count[:, None].clamp_min(1), centres)
-            before, nearest = nearest, _distances(rows, centres).argmin(dim=1)
-            if torch.equal(before, nearest):
-                break
-        spread = float((rows - centres[nearest]).square().sum())
+    for _ in range(restarts if groups > 1 else 0):
+        start = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a group may become empty
+            centres, nearest = kmeans2(data, groups, iter=CLUSTERING_STEPS, minit="++", seed=start)  # pyright: ignore
+        spread = float(np.square(data - centres[nearest]).sum())
         if spread < least:
-            best, least = nearest, spread
+            best, least = torch.from_numpy(nearest).long(), spread
     return best
 
 
@@ -329,7 +303,6 @@ def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None
     return Recovery(
         recovered=float((guesses == labels).double().mean()),
         majority=float((labels == int(public.argmax())).double().mean()),
-        chance=1 / len(public),
         groups=0 if groups is None else len(groups.unique()),
         agreement=agreement(partition, labels),
         examples=len(labels),

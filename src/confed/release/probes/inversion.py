@@ -1,44 +1,37 @@
 r"""Inputs at the cut: pictures and questions rebuilt from the activations that split learning sends.
 
-Notation: f the client's part of the model, x an input, v = f(x) (B, D) the activation that crosses the cut. The
-attacker knows f (the auxiliary server or another client has it) and has data of the same kind as the victim's, but none
-of theirs.
+The attacker has f, the client's part of the model, as the auxiliary server and every client have it, and the training
+records of the other sites about other pictures. It sees v = f(x) of one site's training records.
 
-1. **A learned decoder** (:func:`fit_decoder`): a network trained on pairs (f(x), x) of the attacker's own data
-   (Dosovitskiy and Brox, "Inverting visual representations with convolutional networks", CVPR 2016; for split learning
-   He, Zhang and Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, in their "black box"
-   setting, which needs only to be able to run f).
+1. **A learned decoder** (:func:`fit_decoder`): a network trained on pairs (f(x), x) of the attacker's own (He, Zhang
+   and Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, "black box").
 2. **Search in the input** (:func:`searched`; Mahendran and Vedaldi, "Understanding deep image representations by
-   inverting them", CVPR 2015; "white box" in He et al.): gradient steps that lower
+   inverting them", CVPR 2015): gradient steps that lower
 
        ||f(x) - v||^2 / ||v||^2 + lambda mean ((x - m) / s)^2,
 
-   from the mean input m, with the spread s of the attacker's data. The question is taken as known, so this is an upper
-   bound of what such a search finds of the picture.
-3. **A probe for words** (:func:`fit_word_probe`): for every word of the vocabulary a logistic regression on v says
-   whether the question contains it.
+   from the mean input m, with the spread s of the attacker's data; the question is taken as known.
+3. **A probe for words** (:func:`fit_word_probe`): for every word a logistic regression on v says whether the question
+   has it.
 
 Every number is to be read beside that of an attacker who sees nothing: the mean input, and the most frequent words.
-
-The attacker has the client's part of the model, as the auxiliary server and every client have it, and the training
-records of the other sites about other pictures; it sees the activations of one site's training records.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.analysis.victim import joined_batches, ordinary_words, token_names
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.analysis.victim import Linear, fit_linear, joined_batches, ordinary_words, token_names
 from confed.data.table import Table
-from confed.federation.protocols import Batch, Output
-from confed.federation.randomness import generator
-from confed.federation.specs import model_spec
+from confed.federation.protocols import Batch
+from confed.federation.randomness import generator, isolated
 from confed.privacy.cut import CutPrivacy, cut_privacy
-from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.probes.answers import NONE, OWN, defences, with_cost
 
@@ -56,8 +49,6 @@ class Reconstruction:
     error: float  # mean squared error per value
     baseline: float  # that of the mean input of the attacker's data
     explained: float  # 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean
-    cosine: float  # mean cosine between a true and a reconstructed row (a region, or a whole picture)
-    baseline_cosine: float  # that of the mean input
     examples: int
 
 
@@ -72,29 +63,20 @@ class WordRecovery:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A network with one hidden layer from activations to inputs."""
+    """A network with one hidden layer from activations to inputs, both standardised."""
 
-    tensors: dict[str, Tensor]  # centre and scale of activations and inputs, and the two layers
+    network: nn.Sequential
+    centre: Tensor
+    scale: Tensor
+    mean: Tensor
+    spread: Tensor
     shape: tuple[int, ...]
 
     def __call__(self, v: Tensor) -> Tensor:
         """Inputs (B, ...) of activations (B, D)."""
-        t = self.tensors
-        out = _layers((v.float() - t["centre"]) / t["scale"], t) * t["spread"] + t["mean"]
-        return out.reshape(len(v), *self.shape)
-
-
-@dataclass(frozen=True)
-class WordProbe:
-    """A logistic regression for every word."""
-
-    weight: Tensor
-    bias: Tensor
-    frequency: Tensor  # in which share of the attacker's questions each word is, (V,)
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """Scores of all words (B, V) from activations (B, D)."""
-        return F.linear(v.float(), self.weight, self.bias)
+        with torch.no_grad():
+            rebuilt = self.network((v.float() - self.centre) / self.scale) * self.spread + self.mean
+        return rebuilt.reshape(len(v), *self.shape)
 
 
 def fit_decoder(
@@ -102,25 +84,25 @@ def fit_decoder(
 ) -> Decoder:
     """Trains a decoder on the attacker's own pairs; of all epochs the one with the least error on held-out pairs."""
     v, flat = v.detach().clone().float(), x.detach().clone().float().flatten(1)
-    fixed = {"centre": v.mean(0), "scale": v.std(0).clamp_min(1e-6), "mean": flat.mean(0), "spread": flat.std()}
-    fixed["spread"] = fixed["spread"].clamp_min(1e-6)
-    inputs, targets = (v - fixed["centre"]) / fixed["scale"], (flat - fixed["mean"]) / fixed["spread"]
+    centre, scale, mean = v.mean(0), v.std(0).clamp_min(1e-6), flat.mean(0)
+    spread = flat.std().clamp_min(1e-6)
+    inputs, targets = (v - centre) / scale, (flat - mean) / spread
     held = torch.arange(len(v)) % HELD_OUT == 0
     fitting_rows = (~held).nonzero()[:, 0]
-    with torch.inference_mode(False), torch.enable_grad():
-        layers = _fresh(v.shape[1], hidden, flat.shape[1], rng)
-        optimizer = torch.optim.AdamW(layers.values(), lr=2e-3, weight_decay=1e-2, fused=True)
-        best, least = {n: t.detach().clone() for n, t in layers.items()}, math.inf
+    with torch.inference_mode(False), torch.enable_grad(), isolated(int(torch.randint(2**31, (), generator=rng))):
+        network = nn.Sequential(nn.Linear(v.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, flat.shape[1]))
+        optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=1e-2, fused=True)
+        best, least = copy.deepcopy(network), math.inf
         for _ in range(epochs):
             for rows in fitting_rows[torch.randperm(len(fitting_rows), generator=rng)].split(batch_size):
                 optimizer.zero_grad()
-                F.mse_loss(_layers(inputs[rows], layers), targets[rows]).backward()  # pyright: ignore
+                F.mse_loss(network(inputs[rows]), targets[rows]).backward()  # pyright: ignore
                 optimizer.step()
             with torch.no_grad():
-                error = float(F.mse_loss(_layers(inputs[held], layers), targets[held]))
+                error = float(F.mse_loss(network(inputs[held]), targets[held]))
             if error < least:
-                best, least = {n: t.detach().clone() for n, t in layers.items()}, error
-    return Decoder({**fixed, **best}, tuple(x.shape[1:]))
+                best, least = copy.deepcopy(network), error
+    return Decoder(best, centre, scale, mean, spread, tuple(x.shape[1:]))
 
 
 def searched(
@@ -162,22 +144,15 @@ def searched(
     return best
 
 
-def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int = 300, lr: float = 0.05) -> WordProbe:
-    """Trains a logistic regression per word, from zero; nothing in it is random."""
-    with torch.inference_mode(False), torch.enable_grad():
-        v, words = v.detach().clone().float(), words.detach().clone().float()
-        centre, scale = v.mean(0), v.std(0, correction=0).clamp_min(1e-6)
-        inputs, frequency = (v - centre) / scale, words.mean(0)
-        weight = torch.zeros(words.shape[1], v.shape[1]).requires_grad_()
-        bias = torch.logit(frequency, eps=1e-4).requires_grad_()
-        optimizer = torch.optim.Adam([weight, bias], lr=lr)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            fit = F.binary_cross_entropy_with_logits(F.linear(inputs, weight, bias), words, reduction="sum")
-            (fit / len(v) + decay * weight.square().sum()).backward()  # pyright: ignore
-            optimizer.step()
-    weight = weight.detach() / scale
-    return WordProbe(weight, bias.detach() - weight @ centre, frequency)
+def fit_word_probe(v: Tensor, words: Tensor, decay: float = 1e-3) -> tuple[Linear, Tensor]:
+    """A logistic regression per word, and in which share of the attacker's questions each word is, (V,)."""
+    words = words.detach().clone().float()
+    frequency = words.mean(0)
+
+    def loss(scores: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(scores, words, reduction="sum") / len(words)
+
+    return fit_linear(v, torch.logit(frequency, eps=1e-4), loss, decay), frequency
 
 
 def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tensor) -> Tensor:
@@ -209,8 +184,6 @@ def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
         error=error,
         baseline=baseline,
         explained=1 - error / baseline if baseline > 0 else 0.0,
-        cosine=float(F.cosine_similarity(rebuilt, truth, dim=1).mean()),
-        baseline_cosine=float(F.cosine_similarity(blind, truth, dim=1).mean()),
         examples=count,
     )
 
@@ -229,20 +202,6 @@ def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecover
         return float((hits / count[has_words]).mean())
 
     return WordRecovery(share(scores), share(frequency.expand_as(scores)), int(has_words.sum()))
-
-
-def _layers(v: Tensor, layers: dict[str, Tensor]) -> Tensor:
-    return F.linear(torch.relu(F.linear(v, layers["w1"], layers["b1"])), layers["w2"], layers["b2"])
-
-
-def _fresh(inputs: int, hidden: int, outputs: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Two layers, uniform within 1 / sqrt(inputs) of each."""
-    shapes = {"w1": (hidden, inputs), "b1": (hidden,), "w2": (outputs, hidden), "b2": (outputs,)}
-    fan = {"w1": inputs, "b1": inputs, "w2": hidden, "b2": hidden}
-    return {
-        name: ((2 * torch.rand(shape, generator=rng) - 1) * fan[name] ** -0.5).requires_grad_()
-        for name, shape in shapes.items()
-    }
 
 
 # The probe -------------------------------------------------------------------------------------------------
@@ -295,7 +254,7 @@ def _seen(case: Case, batch: Batch) -> _Seen:
     activations: list[Tensor] = []
     with torch.no_grad():
         for i in range(0, len(batch["text"]), 256):
-            activations.append(activations_of(case, {key: tensor[i : i + 256] for key, tensor in batch.items()}))
+            activations.append(case.activations({key: tensor[i : i + 256] for key, tensor in batch.items()}))
     inputs = batch["regions"].float() if "regions" in batch else batch["image"]
     if not inputs.is_floating_point():  # pictures in [-1, 1]
         inputs = inputs.float() / 127.5 - 1
@@ -309,17 +268,9 @@ def _search(case: Case, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: Cu
     clipped, unused = CutPrivacy(clip=privacy.clip), torch.Generator()
 
     def activations(changed: Batch) -> Tensor:
-        return clipped.activations(activations_of(case, changed), unused)
+        return clipped.activations(case.activations(changed), unused)
 
     return searched(activations, batch, sent[:SEARCHED], key, inputs, steps=steps)
-
-
-def activations_of(case: Case, batch: Batch) -> Tensor:
-    """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
-    model = case.workspace.model
-    split_part = model.get_submodule("mha") if model_spec(model).split_parts else None
-    output: Output = case.network(batch) if split_part is None else split_part(batch)
-    return output.features
 
 
 def _look(case: Case, seconds: float) -> Finding:
@@ -344,8 +295,8 @@ def _look(case: Case, seconds: float) -> Finding:
         decoder_inputs, sent = privacy.activations(attacker_view.v, rng), privacy.activations(theirs.v, rng)
         rebuilt = fit_decoder(decoder_inputs, attacker_view.inputs, rng, epochs=EPOCHS)(sent)
         searched_for = _search(case, theirs, sent, attacker_view.inputs, privacy, STEPS)
-        probe = fit_word_probe(decoder_inputs, attacker_view.words)
-        words = judge_words(probe(sent), theirs.words, probe.frequency)
+        probe, frequency = fit_word_probe(decoder_inputs, attacker_view.words)
+        words = judge_words(probe(sent), theirs.words, frequency)
         results = {
             "by a decoder": judge(rebuilt, theirs.inputs, mean),
             "by search": judge(searched_for, theirs.inputs[: len(searched_for)], mean),

@@ -10,9 +10,9 @@ weights in the direction of the mean feature of public records, over that featur
 import torch
 from torch import Tensor
 
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.federation.protocols import SingleLabel
 from confed.federation.randomness import generator
-from confed.release.case import EVERYBODY, TRAIN, VALIDATION, Case
 from confed.release.probe import Finding, Probe, mean_estimate
 from confed.system import format as formats
 

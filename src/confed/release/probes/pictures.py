@@ -7,22 +7,30 @@ Questions and answers are taken as known, so that this bounds such a search from
 
 *As sent*: an update of a whole round with its epochs, from which :data:`TOGETHER` pictures are sought at once, each
 compared with the site's picture nearest to it, as is the mean picture. *One record, one step*: what an update would
-give away at worst. A search alone moves from the mean picture towards pictures as such, so that every figure is minus
+give away at worst. Where patches of pictures are embedded and positions learnt, the gradient of the embedding is
+sum_p delta_p x_p^T, and the delta_p are those of the positions: the patches x_p of a single record follow by least
+squares, exactly where they are no more than features (Lu, Zhang, Zhao, Mi and Cheng 2022, "APRIL: finding the Achilles'
+heel on privacy for vision transformers"). The same of updates as sent works where one step was taken on one picture.
+
+A search alone moves from the mean picture towards pictures as such, so that every figure is minus
 that of the same search for the gradient of other sites' pictures.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from confed.analysis.case import TRAIN, VALIDATION, Case, update_of
 from confed.federation.params import Params
+from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.federation.specs import PreparesPictures
 from confed.federation.stages import staged_part
-from confed.release.case import TRAIN, VALIDATION, Case, update_of
-from confed.release.probe import Finding, Probe, mean_estimate
+from confed.release.probe import Estimate, Finding, Probe, mean_estimate
 
 STEPS, RATE, SMOOTHNESS = 120, 0.05, 0.01
 RECORDS, TOGETHER = 8, 4
@@ -64,6 +72,24 @@ def inverted(case: Case, site: str, batch: Mapping[str, Tensor], wanted: Params,
     return pictures.detach()
 
 
+def closed_form(model: nn.Module, gradient: Params, shape: torch.Size) -> Tensor | None:
+    """The picture (1, 3, H, W) of a gradient of one record; None where no patches or no positions are trained."""
+    for name, module in model.named_modules():
+        weight = f"{name}.weight"
+        if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride and weight in gradient:
+            size = module.kernel_size[0]
+            patches, width = shape[-2] // size * (shape[-1] // size), module.out_channels
+            embeddings = name.rsplit(".", 2)[0] if name.count(".") > 1 else name
+            for other, slope in gradient.items():
+                of_pictures = other.startswith(embeddings) and "position" in other and "text" not in other
+                if not of_pictures or slope.numel() not in (patches * width, (patches + 1) * width):
+                    continue
+                moved = slope.reshape(-1, width)[-patches:].double()
+                rows = torch.linalg.lstsq(moved.T, gradient[weight].flatten(1).double()).solution
+                return functional.fold(rows.T[None].float(), shape[-2:], size, stride=size)
+    return None
+
+
 def gradient_of(
     case: Case, site: str, batch: Mapping[str, Tensor], names: list[str], create_graph: bool = False
 ) -> dict[str, Tensor]:
@@ -83,13 +109,44 @@ def _excluded(case: Case) -> str:
     return "" if batch.get("image", torch.zeros(0)).ndim == 4 else "records have no single picture"
 
 
+@dataclass(frozen=True)
+class Sought:
+    """A site whose pictures are sought, and what the attacker has of other sites."""
+
+    case: Case
+    site: str
+    mean: Tensor  # picture (1, 3, H, W)
+    drawn: Tensor  # others' pictures, for whose gradient is searched as a baseline
+
+    def gained(self, batch: Batch, wanted: Params, start: Tensor, truth: Tensor) -> list[float]:
+        """What a search explains of each picture, above one for pictures of another site."""
+        others = {**batch, "image": self.drawn[: len(batch["image"])]}
+        blind = gradient_of(self.case, self.site, others, list(wanted))
+        rebuilt = inverted(self.case, self.site, batch, wanted, start, STEPS)
+        baseline = inverted(self.case, self.site, batch, blind, start, STEPS)
+        return [
+            self.explained(picture, truth) - self.explained(other, truth)
+            for picture, other in zip(rebuilt, baseline, strict=True)
+        ]
+
+    def direct(self, wanted: Params, truth: Tensor) -> list[float]:
+        """What the closed form explains, where there is one."""
+        picture = closed_form(self.case.workspace.model, wanted, truth.shape)
+        return [] if picture is None else [self.explained(picture[0], truth)]
+
+    def explained(self, picture: Tensor, truth: Tensor) -> float:
+        """1 - error over the mean picture's, both to the nearest true picture."""
+        error, baseline = nearest_errors(picture[None], truth).mean(), nearest_errors(self.mean, truth).clamp_min(1e-12)
+        return float(1 - error / baseline)
+
+
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
     staged = staged_part(case.workspace.model)
     kept = None if staged is None else staged[1].frozen_features
     if staged is not None:  # features that were kept know no gradient in the picture
         staged[1].frozen_features = None
-    sent, alone = list[float](), list[float]()
+    sent, sent_direct, alone, alone_direct = list[float](), list[float](), list[float](), list[float]()
     names, updates = case.sent_names(), list(case.replay[0].first.items())
     for number in range(RECORDS):
         site, (call, reply) = updates[number % len(updates)]
@@ -99,30 +156,34 @@ def _look(case: Case, seconds: float) -> Finding:
         public = _some(case, others[0], VALIDATION, 50)
         table, rng = case.table(site, TRAIN), generator(case.setup.seed, number, site, "pictures sought")
         order = torch.randperm(len(table), generator=rng)
-        drawn = public[torch.randint(len(public), (TOGETHER,), generator=rng)]
+        sought = Sought(case, site, mean, public[torch.randint(len(public), (TOGETHER,), generator=rng)])
         batch = table.batch(order[:1])
         truth = _prepared(case, batch["image"])
-        wanted, blind = (gradient_of(case, site, {**batch, "image": x}, names) for x in (truth, drawn[:1]))
-        rebuilt, control = (inverted(case, site, batch, goal, mean, STEPS) for goal in (wanted, blind))
-        alone.append(explained(rebuilt, truth, mean) - explained(control, truth, mean))
+        wanted = gradient_of(case, site, {**batch, "image": truth}, names)
+        alone += sought.gained(batch, wanted, mean, truth)
+        alone_direct += sought.direct(wanted, truth)
         if number < len(updates):
             update = {name: -change for name, change in update_of(call, reply).items() if name in names}
-            start = mean + 0.1 * torch.randn(TOGETHER, *mean.shape[1:], generator=rng)
-            several = table.batch(order[:TOGETHER])
-            blind = gradient_of(case, site, {**several, "image": drawn[: len(several["image"])]}, names)
-            rebuilt, control = (inverted(case, site, several, goal, start, STEPS) for goal in (update, blind))
-            every = _some(case, site, TRAIN, 500)
-            for picture, other in zip(rebuilt, control, strict=True):
-                sent.append(explained(picture[None], every, mean) - explained(other[None], every, mean))
-    words = (
-        "Rebuilt: 1 - squared error over that of the mean picture, minus the same of a search for other sites' "
-        f"pictures; 0 is no leak. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
-    )
-    measures = [mean_estimate("reconstruction", "pictures rebuilt from updates as sent", sent, "reconstruction")]
-    if not case.noised:
-        measures.append(mean_estimate("reconstruction_alone", "pictures rebuilt from one record's step", alone))
+            several, every = table.batch(order[:TOGETHER]), _some(case, site, TRAIN, 500)
+            start = mean + 0.1 * torch.randn(len(several["image"]), *mean.shape[1:], generator=rng)
+            sent += sought.gained(several, update, start, every)
+            sent_direct += sought.direct(update, every)
     if staged is not None:
         staged[1].frozen_features = kept
+    title = "pictures rebuilt from {}, {}"
+    tried = [("", "updates as sent", "by search", sent), ("_direct", "updates as sent", "in closed form", sent_direct)]
+    if not case.noised:
+        tried.append(("_alone", "one record's step", "by search", alone))
+        tried.append(("_alone_direct", "one record's step", "in closed form", alone_direct))
+    measures: list[Estimate] = []
+    for kind, what, how, values in tried:
+        limit = "" if "alone" in kind else "reconstruction"
+        if values:
+            measures.append(mean_estimate(f"reconstruction{kind}", title.format(what, how), values, limit))
+    words = (
+        "Rebuilt: 1 - squared error over that of the mean picture, of a search minus the same of one for other sites' "
+        f"pictures; 0 is no leak. Of the first round, by a short search of {STEPS} steps: longer ones may find more."
+    )
     return Finding(measures, [words])
 
 
@@ -130,11 +191,6 @@ def _some(case: Case, site: str, role: int, most: int) -> Tensor:
     """The first pictures of a site's records in a role."""
     table = case.table(site, role)
     return _prepared(case, table.batch(torch.arange(min(most, len(table))))["image"])
-
-
-def explained(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> float:
-    """1 - error over the mean picture's, both to the nearest true picture."""
-    return float(1 - nearest_errors(rebuilt, truth).mean() / nearest_errors(mean, truth).clamp_min(1e-12))
 
 
 PROBE = Probe(

@@ -9,8 +9,8 @@ taken to know.
 import numpy as np
 import torch
 
+from confed.analysis.case import TRAIN, VALIDATION, Case, sent_model
 from confed.federation.randomness import derive
-from confed.release.case import TRAIN, VALIDATION, Case, sent_model
 from confed.release.probe import Estimate, Finding, Probe
 
 DRAWS = 4000

@@ -19,12 +19,13 @@ where canaries do not fit into the time either: the threshold of the loss, under
 
 **A repeated record**: the one of which a site has most copies, against :data:`ALONE` runs that have all other records
 and none of these, with other seeds: phi of a model that had none would be one more draw. Asked are the released model
-and, where a server sees them, the site's last update, which the mean over sites has not yet washed out.
+and, where a server sees them, the site's updates, which the mean over sites has not yet washed out: the mean of phi
+over the rounds, which scatters less than phi of any one of them.
 """
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -32,17 +33,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.analysis.case import TEST, TRAIN, Case, Models, Rows, sent_model, with_other_words
 from confed.data.table import Table
+from confed.federation.messages import Call, Reply
 from confed.federation.randomness import derive, generator
-from confed.federation.specs import task_spec
 from confed.privacy.audit import audited_epsilon
-from confed.release.case import EVERYBODY, TEST, TRAIN, Case, Models, Rows, Tables, sent_model
 from confed.release.probe import Estimate, Finding, Probe
 from confed.release.roc import Scored, curve_of
 from confed.report.figures.style import Drawing, Palette, style_axes
 
 LEAST_MODELS, MOST_MODELS = 8, 32
-ALONE = 12  # runs without a repeated record
+ALONE = 12  # runs without a repeated record; one more has it
 MOST_CANARIES, LEAST_CANARIES, DELTA = 1000, 20, 1e-5
 ENOUGH = 1500  # members and others, from which on figures at 1 % say something
 
@@ -65,8 +66,8 @@ def _look(case: Case, seconds: float) -> Finding:
     case.losses(case.released, case.records(TRAIN), TRAIN)
     each = case.training_seconds + time.perf_counter() - began
     runs = int(seconds / each) if case.replayed else 0
-    repeated = most_repeated(case) if runs >= ALONE else None
-    runs -= 0 if repeated is None else ALONE
+    most = most_repeated(case) if runs > ALONE else None
+    runs -= 0 if most is None else ALONE + 1
     unplanted = no_canaries(case)
     with_ratios = not case.unasked and runs - 1 >= LEAST_MODELS
     findings: list[Finding] = []
@@ -79,8 +80,8 @@ def _look(case: Case, seconds: float) -> Finding:
     else:
         why = unplanted or f"one more run of {each:.0f} s does not fit into the time"
         findings.append(Finding([], [f"No canaries were planted: {why}."]))
-    if repeated is not None:
-        findings.append(_memorised(case, *repeated))
+    if most is not None:
+        findings.append(repeated(case, *most, case.everything))
     measures, notes, drawings = list[Estimate](), list[str](), list[Drawing]()
     for finding in findings:
         measures += finding.measures
@@ -173,22 +174,14 @@ def no_canaries(case: Case) -> str:
     """Why no canaries can be planted in a run like this one, as the end of a sentence; "" where they can."""
     if case.algorithm.traits.centralised:
         return "all records are in one place"
-    writes = task_spec(case.setup.task).judges in ("captions", "texts")
     for site in case.sites:
         table = case.table(site, TRAIN)
-        if table.targets is not None and not writes:
+        if table.targets is not None and not case.writes:
             return "several people answered each question, so a wrong answer is none of one's own"
-        if _answer_column(case) not in table.columns:
+        if case.answer_column not in table.columns:
             return "records have no single answer or text that could be another"
     total = sum(len(case.table(site, TRAIN)) for site in case.sites)
     return "" if total >= 2 * LEAST_CANARIES else f"there are fewer than {2 * LEAST_CANARIES} records"
-
-
-def _answer_column(case: Case) -> str:
-    """Name of the column that training records are changed in."""
-    if case.run_data.answer_tokens is not None:
-        return "answer_tokens"
-    return "text" if task_spec(case.setup.task).judges in ("captions", "texts") else "label"
 
 
 def _with_other_answers(table: Table, rows: Tensor, column: str, classes: int, rng: torch.Generator) -> Table:
@@ -197,12 +190,8 @@ def _with_other_answers(table: Table, rows: Tensor, column: str, classes: int, r
     if column == "label":
         changed[rows] = (changed[rows] + torch.randint(1, classes, (len(rows),), generator=rng)) % classes
     else:
-        words = changed[..., 1:][changed[..., 1:] != 0]
-        for row in rows.tolist():
-            texts = changed[row].view(-1, changed.shape[-1])
-            for text in texts:
-                count = max(int((text != 0).sum()) - 2, 0)
-                text[1 : 1 + count] = words[torch.randint(len(words), (count,), generator=rng)]
+        words = changed[..., 1:]
+        changed[rows] = with_other_words(changed[rows], words[words != 0], rng)
     return replace(table, columns={**table.columns, column: changed})
 
 
@@ -218,7 +207,7 @@ def planted(case: Case) -> tuple[dict[str, Table], dict[str, Tensor], dict[str, 
             chosen = chosen[table.columns["label"][chosen] >= 0]
         rows[site] = chosen
         taken[site] = torch.rand(len(chosen), generator=rng) < 0.5
-        tables[site] = _with_other_answers(table, chosen, _answer_column(case), case.classes, rng)
+        tables[site] = _with_other_answers(table, chosen, case.answer_column, case.classes, rng)
     return tables, rows, taken
 
 
@@ -228,11 +217,7 @@ def _canaries(case: Case, limits: str) -> Finding:
     for site, everyone in case.everything.items():
         trained_on[site] = everyone[~torch.isin(everyone, rows[site][~taken[site]])]
     models = case.trained(trained_on, tables)
-    if _answer_column(case) == "label":
-        losses = case.losses(models, rows, TRAIN, tables)
-    else:
-        losses = _text_losses(case, models, rows, tables)
-    scores = -losses.numpy()
+    scores = -case.learnt_losses(models, rows, tables).numpy()
     took_part, groups = torch.cat(list(taken.values())).numpy(), case.groups(rows, TRAIN)
     members, others = (Scored(scores[mask], groups[mask]) for mask in (took_part, ~took_part))
     measures = _curve(members, others, "canaries", case.setup.seed, limits)
@@ -250,80 +235,76 @@ def _canaries(case: Case, limits: str) -> Finding:
     return Finding(measures, [words])
 
 
-def _text_losses(case: Case, models: Models, rows: Rows, tables: Tables) -> Tensor:
-    """The loss of every text by itself, float64."""
-    losses: list[float] = []
-    for site, chosen in rows.items():
-        case.load(models[EVERYBODY if EVERYBODY in models else site], site)
-        task = case.setup.task_of(site)
-        for row in chosen:
-            batch = tables[site].batch(row[None])
-            with torch.no_grad():
-                losses.append(float(task.loss(case.network(batch), batch)))
-    return torch.tensor(losses, dtype=torch.float64)
-
-
 # A repeated record --------------------------------------------------------------------------------------------
 
 
 def most_repeated(case: Case) -> tuple[str, Tensor] | None:
-    """Site and rows of the record of which a site has most copies; None where each is there once."""
-    if case.algorithm.traits.centralised or case.unasked:
+    """Site and rows of the record, or text to write, of which a site has most copies; None where each is there once."""
+    if case.algorithm.traits.centralised:
         return None
     best: tuple[str, Tensor] | None = None
     for site in case.sites:
         rows_of: dict[bytes, list[int]] = {}
-        for batch in case.table(site, TRAIN).batches(256):
-            columns = [column.flatten(1).numpy() for name, column in _per_row(batch).items() if name != "index"]
-            for number, row in enumerate(batch["index"].tolist()):
-                content = b"".join(column[number].tobytes() for column in columns)
-                rows_of.setdefault(blake2b(content).digest(), []).append(row)
+        for row, content in enumerate(_contents(case, site)):
+            rows_of.setdefault(content, []).append(row)
         most = max(rows_of.values(), key=len, default=[])
         if len(most) > (1 if best is None else len(best[1])):
             best = site, torch.tensor(most)
     return best
 
 
-def _per_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch's tensors with two dimensions at least."""
-    return {name: column[:, None] if column.ndim == 1 else column for name, column in sorted(batch.items())}
+def _contents(case: Case, site: str) -> Iterator[bytes]:
+    """Digest of every training record of a site, or of its text where models write."""
+    if case.writes:
+        yield from (text.tobytes() for text in case.texts(site).numpy())
+        return
+    for batch in case.table(site, TRAIN).batches(256):
+        columns = [column.numpy() for name, column in sorted(batch.items()) if name != "index"]
+        for number in range(len(batch["index"])):
+            yield blake2b(b"".join(column[number].tobytes() for column in columns)).digest()
 
 
-def memory_of(
-    values: Sequence[float], copies: int, name: str = "repeated_record", how: str = "the released model"
-) -> Estimate:
-    """Bits by which a model, the first, is surer of a record than others that never saw it, with Student's t."""
+def memory_of(known: float, without: Sequence[float], copies: int, name: str, how: str) -> Estimate:
+    """Bits by which a record is better known than in trainings without it, with Student's t."""
     from scipy.stats import t
 
-    without = np.array(values[1:])
-    error = max(float(without.std(ddof=1)) * math.sqrt(1 + 1 / len(without)), 1e-9)
-    gained, reach = values[0] - float(without.mean()), float(t.ppf(0.975, len(without) - 1)) * error
+    error = max(float(np.std(without, ddof=1)) * math.sqrt(1 + 1 / len(without)), 1e-9)
+    gained, reach = known - float(np.mean(without)), float(t.ppf(0.975, len(without) - 1)) * error
     p = float(t.sf(gained / error, len(without) - 1))
     bits = [value / math.log(2) for value in (gained, gained - reach, gained + reach)]
-    title = f"a record that is there {copies} times, bits by which {how} knows it better than without it"
+    title = f"a record that is there {copies} times, bits by which {how} better than without it"
     return Estimate(name, title, bits[0], bits[1], bits[2], 0.0, p, copies, "repeated_record")
 
 
-def _memorised(case: Case, site: str, copies: Tensor) -> Finding:
-    rows = {site: copies[:1]}
-    kept = dict(case.everything)
-    kept[site] = kept[site][~torch.isin(kept[site], copies)]
+def repeated(case: Case, site: str, copies: Tensor, trained_on: Rows) -> Finding:
+    """The repeated record in the released model, which was trained on these records, and in the site's updates."""
+    record = {site: copies[:1]}
+    kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
     sees_updates = case.algorithm.global_model == "alone" and not case.algorithm.traits.changes
     sees_updates &= not case.unseen_updates
+    sent: list[list[float]] = []  # phi under the site's model as it sent it, by training and round
 
     def known(models: Models) -> float:
-        return float(phi(case.losses(models, rows, TRAIN)))
+        return float(phi(case.learnt_losses(models, record)))
 
-    released = [known(case.released)]
-    sent = [known(sent_model(*case.replay[0].last[site]))] if sees_updates and site in case.replay[0].last else []
-    for number in range(ALONE):
-        models = case.trained(kept, seed=derive(case.setup.seed, number, site, "without a repeated record"))
-        released.append(known(models))
-        if sent and site in case.newest_sent:
-            sent.append(known(sent_model(*case.newest_sent[site])))
-    measures = [memory_of(released, len(copies))]
-    if len(sent) == len(released):
-        measures.append(memory_of(sent, len(copies), "repeated_record_sent", "the site's last update"))
+    def listen(call: Call, reply: Reply) -> None:
+        if sees_updates and call.client.id == site:
+            sent[-1].append(known(sent_model(call, reply)))
+
+    def knows_without(number: int) -> float:
+        sent.append([])
+        seed = derive(case.setup.seed, number, site, "without a repeated record")
+        return known(case.trained(kept, seed=seed, listener=listen))
+
+    without = [knows_without(number) for number in range(ALONE)]
+    measures = [memory_of(known(case.released), without, len(copies), "repeated_record", "the released model knows it")]
+    if sees_updates:
+        sent.append([])
+        case.trained(trained_on, listener=listen)
+    if sees_updates and all(sent):
+        means = [float(np.mean(of_rounds)) for of_rounds in sent]
+        how = "the site's updates know it, mean over rounds,"
+        measures.append(memory_of(means[-1], means[:-1], len(copies), "repeated_record_sent", how))
     words = "Of the repeated record the attacker is taken to have all others, as privacy per record supposes."
     return Finding(measures, [words])
 

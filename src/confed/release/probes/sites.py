@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from confed.analysis.case import TEST, Case
 from confed.federation.randomness import derive
-from confed.release.case import TEST, Case
+from confed.privacy.membership import auc_of
 from confed.release.probe import Estimate, Finding, Probe
-from confed.release.roc import auc_of
 
 DRAWS = 4000
 

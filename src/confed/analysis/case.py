@@ -6,7 +6,7 @@ clients' training records left out. With all records it is a replay, whose messa
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from confed.federation.messages import Call, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, LossPerExample, Output
 from confed.federation.randomness import generator
-from confed.federation.specs import task_spec
+from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import MemoryStore, Store
 from confed.inference.finished_run import FinishedRun
 from confed.privacy.membership import example_losses
@@ -53,6 +53,12 @@ Tables = Mapping[str, Table]
 """Client -> its training records with other values in them."""
 Seen = dict[str, tuple[Call, Reply]]
 """Client -> what it was sent in a round, and its update."""
+Listener = Callable[[Call, Reply], None]
+"""Told of every update after its round."""
+
+
+def ignored(call: Call, reply: Reply) -> None:
+    """Listener to nothing."""
 
 
 class Part:
@@ -87,12 +93,11 @@ class Watched(InProcess):
         super().__init__(setup, workspace)
         self.norms, self.cosines = dict[str, list[float]](), dict[str, list[float]]()
         self.first, self.middle, self.last = Seen(), Seen(), Seen()
-        self.sent = Seen()  # the newest of each client, of the training that was begun last
-        self.watching = True
+        self.watching, self._listener = True, ignored
 
-    def begin(self, setup: Setup) -> None:
+    def begin(self, setup: Setup, listener: Listener) -> None:
         """Begins another training, with the features of frozen layers that are kept."""
-        self._setup, self.sent = setup, Seen()
+        self._setup, self._listener = setup, listener
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Replies, watched."""
@@ -101,7 +106,8 @@ class Watched(InProcess):
             if call.action == "fit" and reply.error is None and not call.session:
                 seen[call.client.id] = (call, reply)
             yield reply
-        self.sent |= seen
+        for pair in seen.values():
+            self._listener(*pair)
         if seen and self.watching:
             self._measure(seen)
             self.first, self.last = self.first or seen, seen
@@ -117,6 +123,15 @@ class Watched(InProcess):
             if len(flat) > 1:
                 cosine = torch.cosine_similarity(update, total - update, dim=0)
                 self.cosines.setdefault(client, []).append(float(cosine))
+
+
+def with_other_words(texts: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
+    """Texts (..., L) with other words between their first token and their last."""
+    changed = texts.clone()
+    for text in changed.view(-1, changed.shape[-1]):
+        count = max(int((text != 0).sum()) - 2, 0)
+        text[1 : 1 + count] = words[torch.randint(len(words), (count,), generator=rng)]
+    return changed
 
 
 def update_of(call: Call, reply: Reply) -> dict[str, Tensor]:
@@ -178,7 +193,13 @@ class Case:
                 same_bits &= torch.equal(tensor, models[owner][name])
         return self._executor, same_bits
 
-    def trained(self, rows: Rows, changed: Tables = MappingProxyType({}), seed: int | None = None) -> Models:
+    def trained(
+        self,
+        rows: Rows,
+        changed: Tables = MappingProxyType({}),
+        seed: int | None = None,
+        listener: Listener = ignored,
+    ) -> Models:
         """The models that the run would have released with these training records alone.
 
         Another seed gives another order of batches and other draws in training; the initial model stays.
@@ -186,7 +207,7 @@ class Case:
         rows = {name: chosen for name, chosen in rows.items() if len(chosen)}
         seed = self.setup.seed if seed is None else seed
         setup = replace(self.setup, population=Part(self.setup.population, rows, changed), seed=seed)
-        self._executor.begin(setup)
+        self._executor.begin(setup, listener)
         simulation = simulation_of(self.recipe.run, setup, rows, MemoryStore(), self._executor)
         servers = simulation.start(self.workspace)
         for record in simulate(simulation, servers):
@@ -199,11 +220,6 @@ class Case:
             state = simulation.store.load(info.id).tensors
             models[info.id] = {**state.get("private", {}), **(state.get("personal") or shared)}
         return models
-
-    @property
-    def newest_sent(self) -> Seen:
-        """What each client was sent and replied last in the newest training."""
-        return self._executor.sent
 
     def without(self, site: str) -> Models:
         """The models of a run that this site never took part in."""
@@ -257,9 +273,26 @@ class Case:
                     yield site, batch, self.network(batch)
 
     @property
+    def writes(self) -> bool:
+        """Whether answers are texts that models write."""
+        return task_spec(self.setup.task).judges in ("captions", "texts")
+
+    @property
+    def answer_column(self) -> str:
+        """Name of the column of training records that has what is to be learnt."""
+        if self.run_data.answer_tokens is not None:
+            return "answer_tokens"
+        return "text" if self.writes else "label"
+
+    def texts(self, site: str) -> Tensor:
+        """Tokens of the text that each of a site's training records teaches, (N, L), of several the first."""
+        column = self.table(site, TRAIN).columns[self.answer_column]
+        return column if column.ndim == 2 else column[:, 0]
+
+    @property
     def unasked(self) -> str:
         """Why the losses of single test records are not known; "" where they are."""
-        if task_spec(self.setup.task).judges in ("captions", "texts"):
+        if self.writes:
             return "test records have no texts to learn, so no losses: see Repeated text"
         return "" if self.records(TEST, 1) else "there are no test records"
 
@@ -273,6 +306,22 @@ class Case:
                 each = example_losses(lambda _, output=output: output, task, [batch])
             parts.append(each.double().cpu())
         return torch.cat(parts)
+
+    def text_loss(self, batch: Batch, site: str) -> float:
+        """Loss of one record's text under the model that is loaded."""
+        with torch.no_grad():
+            return float(self.setup.task_of(site).loss(self.network(batch), batch))
+
+    def learnt_losses(self, models: Models, rows: Rows, changed: Tables = MappingProxyType({})) -> Tensor:
+        """The loss of every training record as it is learnt, with its text where models write, float64."""
+        if self.answer_column == "label":
+            return self.losses(models, rows, TRAIN, changed)
+        losses: list[float] = []
+        for site, chosen in rows.items():
+            self.load(models[EVERYBODY if EVERYBODY in models else site], site)
+            table = changed[site] if site in changed else self.table(site, TRAIN)
+            losses += [self.text_loss(table.batch(row[None]), site) for row in chosen]
+        return torch.tensor(losses, dtype=torch.float64)
 
     def groups(self, rows: Rows, role: int) -> np.ndarray:
         """Number of the picture that each record is about; records without pictures are groups of their own."""
@@ -321,6 +370,13 @@ class Case:
         """Whether what sites send has noise, which a step that is looked at alone lacks."""
         protections = (self.algorithm.record_privacy, self.algorithm.update_privacy)
         return any(protection is not None and protection.noise > 0 for protection in protections)
+
+    def activations(self, batch: Batch) -> Tensor:
+        """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
+        model = self.workspace.model
+        split_part = model.get_submodule("mha") if model_spec(model).split_parts else None
+        output: Output = self.network(batch) if split_part is None else split_part(batch)
+        return output.features
 
     @property
     def classes(self) -> int:
