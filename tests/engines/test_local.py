@@ -50,6 +50,7 @@ from confed.tasks.vqa import VQA
 from confed.testing.toy import toy_clients, toy_setup
 from method_contract import keep_contract, with_and_without_transports
 from refusals import refuses
+from tiny_runs import stop_in_round
 
 
 def _records(setup: Setup, workers: int = 0, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
@@ -532,12 +533,8 @@ def test_a_changing_federation_resumes_exactly(tmp_path: Path) -> None:
         assert ("sports" in present) == (line["round"] < 3)
     assert Checkpoints(RunFolder(tmp_path / "whole").checkpoint).rounds() == [2, 4, 5]
 
-    def stop(progress) -> None:
-        if progress.round == 3 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(recipe, tmp_path / "parts", progress=stop)
+        run(recipe, tmp_path / "parts", progress=stop_in_round(3))
     run(recipe, tmp_path / "parts", resume=True)
     for name in ("metrics.jsonl", "predictions.safetensors", "models/personal/sports/trained.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()

@@ -21,9 +21,10 @@ from confed.runs.run import run
 from confed.runs.same_recipe import differing_settings
 from confed.studies.runner import run_study
 from confed.studies.study import open_study
-from confed.system.events import JobStarted, RunProgress
+from confed.system.events import JobStarted
 from confed.system.processor import CHOICES, check_pinned, machine_differences, pin
 from refusals import refuses
+from tiny_runs import stop_in_round
 
 TINY = (
     "algorithm.name=fedp3", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=8",
@@ -65,13 +66,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_interrupted_after_every_round(tmp_path: Path, reference: dict[str, bytes]) -> None:
     folder = tmp_path / "run"
     for stop in (1, 3):
-
-        def interrupt(progress, stop=stop) -> None:
-            if progress.round >= stop and "loss" in progress.text:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            run(_tiny(), folder, resume=folder.exists(), progress=interrupt)
+            run(_tiny(), folder, resume=folder.exists(), progress=stop_in_round(stop))
         # What a killed process leaves: a torn line, and a client state newer than the checkpoint.
         with RunFolder(folder).metrics.open("ab") as file:
             file.write(b'{"event": "rou')
@@ -87,13 +83,8 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
     for number, every in enumerate((2, 0)):
         folder = tmp_path / str(number)
         recipe = _tiny(f"run.checkpoint_every={every}")
-
-        def interrupt(progress) -> None:
-            if progress.round >= 3 and "loss" in progress.text:
-                raise RuntimeError("stopped hard")
-
-        with pytest.raises(RuntimeError, match="stopped hard"):
-            run(recipe, folder, progress=interrupt)
+        with pytest.raises(RuntimeError):
+            run(recipe, folder, progress=stop_in_round(3, RuntimeError))
         run(recipe, folder, resume=True)
         assert _bytes(folder) == reference
 
@@ -190,12 +181,8 @@ def _recipe(*more: str) -> Recipe:
 
 
 def _halfway(folder: Path) -> None:
-    def stop(progress: RunProgress) -> None:
-        if progress.round == 2 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(_recipe(), folder, progress=stop)
+        run(_recipe(), folder, progress=stop_in_round(2))
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ from confed.runs.samples import fill
 from confed.studies.study import open_study
 from confed.tasks.vqa import summarise
 from refusals import refuses
+from tiny_runs import stop_in_round
 
 TINY = (
     "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=24",
@@ -111,13 +112,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_continues(tmp_path: 
     reference = tmp_path / "reference"
     run(_tiny(), reference)
     folder, messages = tmp_path / "run", list[str]()
-
-    def stop(progress) -> None:
-        if progress.round == 3 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(_tiny(), folder, progress=stop)
+        run(_tiny(), folder, progress=stop_in_round(3))
     victim = folder / "checkpoint" / "round-000002" / "main-0.safetensors"
     victim.write_bytes(victim.read_bytes()[:-8])
     run(_tiny(), folder, resume=True, progress=lambda p: messages.append(p.text))
