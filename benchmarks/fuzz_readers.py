@@ -307,7 +307,8 @@ def _data(root: Path) -> list[Reader]:
     from confed.data.intake.opening import read_picture
     from confed.data.ml_files.coco import coco_records
     from confed.data.ml_files.records import line_records
-    from confed.data.pictures import read_tar
+    from confed.data.picture_files import open_pictures
+    from confed.data.ragged import PackedTexts
     from confed.datasets.sensor_series import sensor_series
 
     rng = np.random.default_rng(0)
@@ -358,7 +359,8 @@ def _data(root: Path) -> list[Reader]:
         "categories": [{"id": 3, "name": "dog", "supercategory": "animal"}],
     }  # fmt: skip
     labelled = b'{"image": "a.png", "labels": ["x", "y"], "text": "words"}\n{"image": "b.png", "labels": []}\n'
-    tar_file = reads(root / "a.tar", lambda path: read_tar(path, ["a.png", "b.png"]))
+    tar_names = PackedTexts.of(["a.png", "b.png"])
+    tar_file = reads(root / "a.tar", lambda path: open_pictures(path, tar_names, 8)[np.arange(2)])
     return [
         Reader("picture", "bytes", tuple(pictures), picture),
         Reader("tar", "bytes", ((root / "sound.tar").read_bytes(),), tar_file),

@@ -123,7 +123,7 @@ class CutShort(Recording):
         """Answers of the second tries."""
         for call in calls:
             with TemporaryDirectory() as folder:
-                ending, going_on = _EndingCheckpoints(Path(folder), 0.0), StepCheckpoints(Path(folder), 0.0)
+                ending, going_on = _EndingCheckpoints(Path(folder), (0.0, 0)), StepCheckpoints(Path(folder), (0.0, 0))
                 for checkpoints in (ending, going_on):
                     checkpoints.enter("call")
                 before = MemoryStore()
