@@ -1,5 +1,6 @@
 """One thread per process: the tests are small, and they run beside each other."""
 
+import gc
 import io
 import os
 import tempfile
@@ -17,6 +18,7 @@ from confed import registry
 from confed.recipes.run_section import RunSection
 
 torch.set_num_threads(1)
+gc.disable()  # until all modules of tests are imported
 # Control conditions triple what the examination of a small run costs: tests about them ask with run.controls=all.
 RunSection.controls = "none"
 RunSection.__init__.__defaults__ = tuple(
@@ -37,6 +39,12 @@ os.environ["CONFED_ALLOW_CODE"] = ",".join(OWN)
 # What runs keep for later ones is nobody's but this process's.
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"confed-tests-{os.getpid()}")
 os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "no settings")
+
+
+def pytest_collection_finish() -> None:
+    """From here on the collector of cycles looks at what tests make, and not at a million objects of libraries."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -198,7 +198,7 @@ def cohort(round: int) -> list[int]:
 
 
 def numbered_state(client: int, round: int) -> ClientState:
-    # Of two sizes, so that a client's numbered_state may move from one kind of file to the other.
+    # Of two sizes, so that a client's state may move from one kind of file to the other.
     values = torch.tensor([float(client), float(round), *[0.0] * (2 * ((client + round) % 2))])
     return ClientState({"private": {"w": values}}, {"round": round})
 
@@ -239,7 +239,7 @@ def files(root: Path) -> dict[str, Any]:
 
 
 LAYOUTS = {"files": 0, "packs": checkpoint.PACKED, "both": 268}
-"""Bytes of a numbered_state up to which it lies with others; those of the test have about this many."""
+"""Bytes of a state up to which it lies with others; those of the test have about this many."""
 
 
 @pytest.fixture(params=list(LAYOUTS))

@@ -34,8 +34,9 @@ from confed.runs.run import load_data, run
 from refusals import refuses
 
 TINY = [
-    "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
-    "run.rounds=1", "run.evaluate_every=0", "run.gallery=0", "run.checkpoint_every=0", "run.controls=all",
+    "study.methods=[]", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
+    "data.validation=4", "data.test=16", "local.epochs=1", "run.rounds=1", "run.evaluate_every=0", "run.gallery=0",
+    "run.checkpoint_every=0", "run.controls=all",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections import Counter
 from types import ModuleType
 
@@ -68,8 +69,8 @@ def test_the_count_sees_what_it_counts(count: ModuleType) -> None:
 def test_names_of_tests_are_short() -> None:
     long = Counter[str]()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        names = [node.name for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
-        longer = [name for name in names if name.startswith("test_") and len(name) > 60]
+        names = re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        longer = [name for name in names if len(name) > 60]
         folder = path.relative_to(ROOT / "tests").parts[0]
         long[folder] += len(longer)
         assert long[folder] <= LONG_NAMES.get(folder, 0), f"{path}: {longer}"

@@ -81,6 +81,7 @@ def test_cells_of_a_picture_encoder_are_regions() -> None:
         cells_of(pictures[:, :16, :16], "tiny:vit")
 
 
+@pytest.mark.slow  # 26 s; test_rows_run_with_tiny_encoders runs the same recipe
 @pytest.mark.filterwarnings("ignore:.*are in several of the splits")  # the published set has copies
 def test_few_real_pictures_are_learned(tmp_path: Path) -> None:
     if not (REAL / "images.tar").is_file() or not WEIGHTS.is_dir():

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,7 @@ JOURNAL_READERS = {
 }
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_a_measure_of_one_file_gets_columns_and_a_p_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_measure.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
@@ -270,7 +272,8 @@ def test_nothing_but_resumption_and_records_reads_the_history() -> None:
     source = Path(stored.__file__).parents[1]
     readers: set[str] = set()
     for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if re.search("read_jsonl|lines_of|records_of", text) else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("read_jsonl", "lines_of", "records_of"):
                 readers |= {path.relative_to(source).as_posix()} if "metrics" in ast.unparse(node) else set()
     assert readers <= JOURNAL_READERS

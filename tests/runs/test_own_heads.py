@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import load_data, prepare, run
+from tiny_runs import stop_in_round
 
 TINY = (
     "study.methods=[]", "data.train=12", "data.validation=6", "data.test=8", "data.annotators=0", "local.epochs=1",
@@ -49,13 +49,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_and_an_interruption_give_the_same_bytes(reference: Path, tmp_path: Path) -> None:
     run(_tasks("run.workers=2"), tmp_path / "two")
     assert _bytes(tmp_path / "two") == _bytes(reference)
-
-    def interrupt(progress: Any) -> None:
-        if progress.round == 2 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(_tasks(), tmp_path / "stopped", progress=interrupt)
+        run(_tasks(), tmp_path / "stopped", progress=stop_in_round(2))
     run(_tasks(), tmp_path / "stopped", resume=True)
     assert _bytes(tmp_path / "stopped") == _bytes(reference)
 

@@ -1,6 +1,6 @@
 """Settings of runs that take a second, on plain squares, and a method and a model of a notebook's kind."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +13,23 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.train import Objective
 from confed.models.layers import seeded_linear
 from confed.models.tokenizer import WordTokenizer
+from confed.system.events import Event, RunProgress
 
 assert toy_federation.squares
 TINY = {
     "data.name": "squares", "data.train": 6, "data.test": 4, "model.name": "vilt_tiny", "model.width": 16,
     "model.layers": 1, "local.epochs": 1, "run.workers": 1, "run.gallery": 0,
 }  # fmt: skip
+
+
+def stop_in_round(number: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[Event], None]:
+    """A listener that ends a run by an error when this round, or a later one, was trained."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunProgress) and event.round >= number and "loss" in event.text:
+            raise error
+
+    return listen
 
 
 @dataclass(frozen=True)

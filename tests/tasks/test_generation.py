@@ -515,7 +515,7 @@ def test_clients_answered_once_keep_one_answer_per_row(tmp_path: Path):
 
 
 def once() -> FederatedDataset:
-    """Nobody was asked_by_several twice."""
+    """Nobody was asked twice."""
     data = people()
     b = data.clients["b"]
     return FederatedDataset("once", data.answers, {"b": b}, {}, data.words, answer_sets={"b": data.answer_sets["b"]})

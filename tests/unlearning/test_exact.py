@@ -24,6 +24,7 @@ from confed.tasks.vqa import VQA
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 from confed.unlearning.exact import Approximation, ascend, folder_without, forget
 from refusals import refuses
+from tiny_runs import stop_in_round
 from toy_runs import client_in
 
 TINY = (
@@ -104,12 +105,8 @@ def test_a_damaged_checkpoint_costs_time_only(whole: Path, forgotten: Path, tmp_
 
 
 def test_interrupted_forgetting_is_continued_by_the_same_call(whole: Path, forgotten: Path, tmp_path: Path) -> None:
-    def stop(progress) -> None:
-        if progress.round == 3 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        forget(whole, "natural", tmp_path / "forgotten", progress=stop)
+        forget(whole, "natural", tmp_path / "forgotten", progress=stop_in_round(3))
     result = forget(whole, "natural", tmp_path / "forgotten")
     assert forget(whole, "natural", tmp_path / "forgotten") == result
     assert _bytes(tmp_path / "forgotten") == _bytes(forgotten)
@@ -117,12 +114,8 @@ def test_interrupted_forgetting_is_continued_by_the_same_call(whole: Path, forgo
 
 
 def test_an_unfinished_run_can_be_forgotten_exactly_only(tmp_path: Path) -> None:
-    def stop(progress) -> None:
-        if progress.round == 3 and "loss" in progress.text:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(_tiny(), tmp_path / "half", progress=stop)
+        run(_tiny(), tmp_path / "half", progress=stop_in_round(3))
     refuses("is not finished", forget, tmp_path / "half", "natural", approximate=Approximation())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half"]
     result = forget(tmp_path / "half", "natural")
