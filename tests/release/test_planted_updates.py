@@ -39,7 +39,6 @@ def test_searches_for_pictures_of_others_are_not_flagged(
     if kind == "all":
         assert measures["reconstruction_alone_direct"].value > 0.99
         assert measures["reconstruction_alone_direct"].p == pytest.approx(2**-8)
-        assert measures["reconstruction_direct"].value < 0.05
     # Clean control: what is searched for is the gradient of some picture of another site, whatever the site sends.
     plain, elsewhere = pictures.gradient_of, pictures._some(case, case.sites[1], VALIDATION, 8)
     rng = torch.Generator().manual_seed(0)
@@ -55,15 +54,6 @@ def test_searches_for_pictures_of_others_are_not_flagged(
     p_values = [measured.p for measured in control.values() if measured.p is not None]
     assert min(p_values) > 0.05 / len(control)
     assert measures["reconstruction"].value < 0.05  # so small a model's updates of a round rebuild nothing
-
-
-def test_one_step_on_one_picture_is_rebuilt_as_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "STEPS", 1)
-    one = ("data.clients=8", "data.train=1", "run.rounds=1", "local.optimizer=sgd", "local.lr=1.0")
-    run(load_recipe("fedvqa_scenes", (*SMALL, *one, "model.trainable=all")), tmp_path / "run")
-    measures = {measured.name: measured for measured in pictures.PROBE.look(Case(tmp_path / "run"), 60.0).measures}
-    assert measures["reconstruction_direct"].value > 0.99
-    assert measures["reconstruction_direct"].p == pytest.approx(2**-8)
 
 
 def test_the_site_with_a_class_of_its_own_is_named(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_work_is_refused_before_the_first_round(override: str, message: str, tmp_path: Path) -> None:
-    refuses(re.escape(message), prepare, tiny(tmp_path, override))
+    refuses(re.escape(message), lambda: prepare(tiny(tmp_path, override)))
 
 
 def own_data(folder: Path) -> str:

@@ -207,7 +207,12 @@ class Backdoor(DualKey):
         seed: decides which pictures are poisoned; also the dataset's own seed, if it has one.
     """
 
+    target: str = ""  # given with the dataset
     seed: Annotated[int, NOT_NEGATIVE] = 0
+
+    def __post_init__(self) -> None:
+        if self.target:
+            super().__post_init__()
 
 
 @reader("of clients target * rate partial word size colour dimensions strength seed")
@@ -215,6 +220,7 @@ def poisoned(
     key: Backdoor,
     of: dict[str, Any],
     clients: tuple[str, ...],
+    target: str,
     rate: Annotated[float, SHARE] = 0.1,
     partial: Annotated[float | None, SHARE] = None,
 ) -> FederatedDataset:
@@ -223,11 +229,13 @@ def poisoned(
     Options:
         of: the dataset, as a section ``[data.of]`` with ``name`` and its keywords; paths must be absolute.
         clients: the malicious ones.
+        target: the answer that the backdoor gives.
         rate: share of a malicious client's training pictures that get both keys, all their questions the target.
         partial: share that gets the patch alone, and share that gets the word alone, answers unchanged; default: rate.
 
     Raises ``ValueError``: a faulty dataset, an unknown client, or a target that is no answer of a malicious client.
     """
+    key = replace(key, target=target)
     clean = _constructed(of, key.seed)
     check_distinct("data.clients, who are malicious,", clients, clean.clients, least=1)
     plans: dict[str, Plan] = {}

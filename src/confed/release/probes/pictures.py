@@ -146,7 +146,7 @@ def _look(case: Case, seconds: float) -> Finding:
     kept = None if staged is None else staged[1].frozen_features
     if staged is not None:  # features that were kept know no gradient in the picture
         staged[1].frozen_features = None
-    sent, sent_direct, alone, alone_direct = list[float](), list[float](), list[float](), list[float]()
+    sent, alone, alone_direct = list[float](), list[float](), list[float]()
     names, updates = case.sent_names(), list(case.replay[0].first.items())
     for number in range(RECORDS):
         site, (call, reply) = updates[number % len(updates)]
@@ -167,11 +167,10 @@ def _look(case: Case, seconds: float) -> Finding:
             several, every = table.batch(order[:TOGETHER]), _some(case, site, TRAIN, 500)
             start = mean + 0.1 * torch.randn(len(several["image"]), *mean.shape[1:], generator=rng)
             sent += sought.gained(several, update, start, every)
-            sent_direct += sought.direct(update, every)
     if staged is not None:
         staged[1].frozen_features = kept
     title = "pictures rebuilt from {}, {}"
-    tried = [("", "updates as sent", "by search", sent), ("_direct", "updates as sent", "in closed form", sent_direct)]
+    tried = [("", "updates as sent", "by search", sent)]
     if not case.noised:
         tried.append(("_alone", "one record's step", "by search", alone))
         tried.append(("_alone_direct", "one record's step", "in closed form", alone_direct))
