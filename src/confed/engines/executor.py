@@ -71,10 +71,10 @@ def attach(
     tolerance: float = 0.0,
 ) -> FrozenFeatures | str:
     """Keeps what a model's frozen stages make from now on, or says why that is not done."""
-    part = frozen_part(model, frozen)
-    if part is None:
+    frozen_stages_and_cut = frozen_part(model, frozen)
+    if frozen_stages_and_cut is None:
         return f"{type(model).__name__} does not say which stages its pass has"
-    stages, cut = part
+    stages, cut = frozen_stages_and_cut
     if not cut:
         return f"the first stage ({stages.stages[0].name}) is trained"
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]

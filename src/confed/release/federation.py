@@ -74,8 +74,8 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
     examples = {member["id"]: {"train": member["num_examples"]} for member in members}
     sent = sent_by_site(read_records(folder), examples, sites)
     kinds = tensor_kinds(load_file(models[0]), ("head", "classifier")) if models else {}
-    said = [asdict(statement) for statement in statements]
-    return Content(folder, finished, sites, sent, kinds, figures, left, statements=said).judged(release)
+    signed_statements = [asdict(statement) for statement in statements]
+    return Content(folder, finished, sites, sent, kinds, figures, left, statements=signed_statements).judged(release)
 
 
 def keys_of_sites(folder: Path) -> tuple[Mapping[str, str], str]:

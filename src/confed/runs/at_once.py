@@ -136,10 +136,10 @@ def _learned(setup: Setup, workspace: Workspace) -> dict[str, Tensor]:
 def _values_of_a_pass(workspace: Workspace, kept: bool) -> int:
     """Values of a model, without those of frozen layers whose features are kept."""
     values = sum(tensor.numel() for tensor in workspace.tensors.values())
-    part = frozen_part(workspace.model, workspace.frozen)
-    if not kept or part is None:
+    stages_and_cut = frozen_part(workspace.model, workspace.frozen)
+    if not kept or stages_and_cut is None:
         return values
-    return values - sum(tensor.numel() for _, _, tensor in tensors_before(*part))
+    return values - sum(tensor.numel() for _, _, tensor in tensors_before(*stages_and_cut))
 
 
 def _batch_bytes(setup: Setup) -> int:
