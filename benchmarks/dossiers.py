@@ -48,7 +48,7 @@ EXAMPLES: Mapping[str, tuple[str, Sequence[str], Release]] = {
 def print_content(content: Mapping[str, Any]) -> None:
     """What the page says, as Markdown."""
     print(f"\n> {content['sentence']} {content['details']}\n\nTrained again: {content['same_bits']}\n")
-    print(to_markdown(figures_table(content)))
+    print(to_markdown(figures_table(content)).removeprefix("****").lstrip())
     for row in content["sent"]:
         print(f"- {row['site']}: {row['records']} records, rounds {row['rounds']}, {row['bytes']:,} bytes")
     print(f"- each time: {content['kinds']}")

@@ -174,20 +174,20 @@ def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
     assert flagged <= 1
 
 
-def beyond(case: Case) -> set[str]:
-    """Limits that the probe of texts finds not kept, after correction over a dossier's other probes too."""
+def exposed(case: Case) -> tuple[bool, float]:
+    """Whether texts are beyond a limit of 3 bits, corrected over a dossier's other probes too; words that are written."""
     figures = [("text", measured) for measured in text.PROBE.look(case, 60.0).measures]
     print([(measured.name, round(measured.value, 2), measured.chance, measured.p) for _, measured in figures])
     others = [("others", Estimate(str(number), "", 0.0, p=1.0)) for number in range(OTHER_ATTACKS)]
-    rows = judge([*figures, *others], Release(exposure=3.0, repeated_words=6))
-    return {row["limit"] for row in rows if row["verdict"] == "beyond"}
+    rows = {row["name"]: row for row in judge([*figures, *others], Release(exposure=3.0))}
+    return rows["exposure"]["verdict"] == "beyond", rows["repeated_words"]["value"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_canaries_of_random_words_are_written_and_exposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "TEXTS", CANARIES)
-    flagged = 0
+    flagged = found = written = 0
     for seed in NEW_SEEDS:
         case = small_run(tmp_path / str(seed), seed, "captions_scenes", (*CAPTIONS, *TWO_SITES))
         canaries, rng = torch.arange(CANARIES), torch.Generator().manual_seed(seed)
@@ -195,13 +195,15 @@ def test_canaries_of_random_words_are_written_and_exposed(tmp_path: Path, monkey
         count = len(case.table(case.sites[0], TRAIN))
         rows = torch.cat([torch.arange(count), canaries.repeat_interleave(CANARY_COPIES - 1)])
         train_again(case, dict.fromkeys(case.sites, rows), texts)
-        planted = beyond(case)
+        planted, words = exposed(case)
         never = dict.fromkeys(case.sites, torch.arange(CANARIES, count))
         case.released = case.trained({**case.everything, **never}, seed=seed + 1000)
-        control = beyond(case)
-        print(seed, planted, control, flush=True)
-        assert planted == {"exposure", "repeated_words"}
-        flagged += bool(control)
+        control, words_of_control = exposed(case)
+        print(seed, planted, words, control, words_of_control, flush=True)
+        found += planted
+        written += words > words_of_control
+        flagged += control
+    assert found == written == 10
     assert flagged <= 1
 
 
