@@ -175,7 +175,7 @@ def test_memorised_sentences_of_new_seeds_are_found(tmp_path: Path) -> None:
 
 
 def exposed(case: Case) -> tuple[bool, float]:
-    """Whether texts are beyond a limit of 3 bits, corrected over a dossier's other probes too; words that are written."""
+    """Whether texts are beyond 3 bits, corrected over a dossier's other probes too, and how many words are written."""
     figures = [("text", measured) for measured in text.PROBE.look(case, 60.0).measures]
     print([(measured.name, round(measured.value, 2), measured.chance, measured.p) for _, measured in figures])
     others = [("others", Estimate(str(number), "", 0.0, p=1.0)) for number in range(OTHER_ATTACKS)]
