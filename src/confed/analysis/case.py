@@ -253,9 +253,9 @@ class Case:
             rows[candidates[number][0]].append(candidates[number][1])
         return {site: torch.tensor(numbers, dtype=torch.int64) for site, numbers in rows.items() if numbers}
 
-    def load(self, params: Params, site: str) -> None:
-        """Puts a model into the network, ready to be asked a site's questions."""
-        fill(self.workspace, params)
+    def load(self, models: Models, site: str) -> None:
+        """Puts the model that answers for a site into the network, ready to be asked its questions."""
+        fill(self.workspace, models[EVERYBODY if EVERYBODY in models else site])
         self.network.eval()
         self.workspace.set_task(self.setup.task_of(site))
 
@@ -266,7 +266,7 @@ class Case:
         for site, chosen in rows.items():
             if EVERYBODY not in models and site not in models:
                 continue
-            self.load(models[EVERYBODY if EVERYBODY in models else site], site)
+            self.load(models, site)
             table = changed[site] if site in changed else self.table(site, role)
             for batch in table.batches(self.setup.local.eval_batch_size, chosen):
                 with torch.no_grad():
@@ -318,7 +318,7 @@ class Case:
             return self.losses(models, rows, TRAIN, changed)
         losses: list[float] = []
         for site, chosen in rows.items():
-            self.load(models[EVERYBODY if EVERYBODY in models else site], site)
+            self.load(models, site)
             table = changed[site] if site in changed else self.table(site, TRAIN)
             losses += [self.text_loss(table.batch(row[None]), site) for row in chosen]
         return torch.tensor(losses, dtype=torch.float64)

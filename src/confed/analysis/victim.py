@@ -243,10 +243,6 @@ def points_cell(value: float | None) -> Cell:
     return Cell(formats.points(value), None if value is None else 100 * value)
 
 
-def number_cell(value: float | None) -> Cell:
-    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)
-
-
 def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
     """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix."""
     from confed.report.html import page

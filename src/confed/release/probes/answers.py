@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.analysis.case import TRAIN, VALIDATION, Case
 from confed.federation.local import make_optimizer
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator, isolated
@@ -45,6 +45,7 @@ EXAMPLES = 500
 NOISES = (0.03, 0.1, 0.3, 1.0)  # noise multipliers that are tried where the run has none
 DELTA = 1e-5
 KNOWN = 50  # rows whose answers one of the attackers happens to know
+UNPROTECTED = CutPrivacy()
 NONE, OWN, FIRST = "no defence", "the run's defence", "first epoch"
 CLUSTERING, COUNTING, FOLLOWING = "clusters of rows", "equal rows", "rows followed from step to step"
 BY_FREQUENCY, BY_KNOWN = "{} named by frequency", "{} named by {} known answers"
@@ -75,7 +76,7 @@ def observe_gradients(
     batches: Iterable[Batch],
     *,
     middle: nn.Module | None = None,
-    privacy: CutPrivacy | None = None,
+    privacy: CutPrivacy = UNPROTECTED,
     rng: torch.Generator | None = None,
     learn: Callable[[Batch], None] | None = None,
 ) -> SentGradients:
@@ -83,7 +84,6 @@ def observe_gradients(
 
     The server makes z of activations that were released too, so that their noise is in z and in the gradients.
     """
-    privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     read: list[Tensor] = []
 
@@ -169,12 +169,11 @@ def observe(
     model: Split,
     batches: Iterable[Batch],
     *,
-    privacy: CutPrivacy | None = None,
+    privacy: CutPrivacy = UNPROTECTED,
     rng: torch.Generator | None = None,
     learn: Callable[[Batch], None] | None = None,
 ) -> Observed:
     """Records what a client sends up while it goes through its batches."""
-    privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     sent: list[tuple[Tensor, Tensor, Tensor]] = []
     for step, whole in enumerate(batches):
@@ -407,7 +406,7 @@ def _layers(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPrivacy]:
     """Defences to try, by name: none, distinct answers, and noise."""
     noised = {f"noise {noise:g}": CutPrivacy(clip=clip, noise=noise) for noise in noises}
-    return {NONE: CutPrivacy(), "each answer once per batch": CutPrivacy(distinct=True), **noised}
+    return {NONE: UNPROTECTED, "each answer once per batch": CutPrivacy(distinct=True), **noised}
 
 
 def _attacks(
@@ -416,7 +415,7 @@ def _attacks(
     """Every attack that applies, and what it recovers."""
     if privacy.noise > 0:
         groups, name = clusters(seen.v_apn, public, seed), CLUSTERING
-        table = _clipped(answer_table, privacy)
+        table = CutPrivacy(clip=privacy.clip).activations(answer_table, torch.Generator())
     else:
         groups, name = equal_rows(seen.v_apn), COUNTING
         table = privacy.activations(answer_table, torch.Generator())
@@ -432,10 +431,6 @@ def _table(case: Case) -> Tensor:
         return apn.all_answers().float().cpu()
 
 
-def _clipped(table: Tensor, privacy: CutPrivacy) -> Tensor:
-    return CutPrivacy(clip=privacy.clip).activations(table, torch.Generator())
-
-
 Attacks = Sequence[tuple[str, Recovery]]
 """What was tried, and what each recovers."""
 
@@ -449,7 +444,7 @@ def audit_gradients(case: Case, batches: Sequence[Batch], site: str) -> Iterator
     clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
     tried = {OWN: defence}
     if defence.off:
-        tried = {NONE: CutPrivacy()}
+        tried = {NONE: UNPROTECTED}
         tried |= {f"noise {noise:g}": CutPrivacy(gradient_clip=clip, gradient_noise=noise) for noise in NOISES}
     for name, privacy in tried.items():
         rng = generator(seed, 0, site, f"audit of gradients {name}")
@@ -497,7 +492,7 @@ def with_cost(defence: str, noise: float) -> str:
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
     site = case.sites[0]
-    case.load(case.released[EVERYBODY if EVERYBODY in case.released else site], site)
+    case.load(case.released, site)
     case.workspace.model.eval()
     batches = batches_of(case, site)
     measures: list[Estimate] = []

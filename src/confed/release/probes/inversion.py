@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case
+from confed.analysis.case import TRAIN, VALIDATION, Case
 from confed.analysis.victim import Linear, fit_linear, joined_batches, ordinary_words, token_names
 from confed.data.table import Table
 from confed.federation.protocols import Batch
@@ -40,15 +40,6 @@ EXAMPLES, EPOCHS, STEPS = 200, 60, 200  # records looked at; of the decoder at m
 MOST_OWN = 2000  # examples of the attacker's own
 SEARCHED = 32  # examples whose inputs are searched for; the search runs the model hundreds of times
 NOISES = (0.1, 1.0)
-
-
-@dataclass(frozen=True)
-class WordRecovery:
-    """How many words of the questions are found."""
-
-    recovered: float  # of a question with k distinct words, the share that is among the k most probable, on average
-    baseline: float  # the same for the k words that are most frequent in the attacker's data
-    examples: int
 
 
 @dataclass(frozen=True)
@@ -171,12 +162,12 @@ def judge(rebuilt: Tensor, truth: Tensor, mean: Tensor) -> float:
     return 1 - error / baseline if baseline > 0 else 0.0
 
 
-def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecovery:
-    """Counts the words that are found."""
+def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> tuple[float, int]:
+    """Share of a question's k words among the k most probable, minus that among the k most frequent, and questions."""
     count = words.sum(1).long()
     has_words = count > 0
     if not bool(has_words.any()):
-        return WordRecovery(0.0, 0.0, 0)
+        return 0.0, 0
 
     def share(guesses: Tensor) -> float:
         order = guesses[has_words].argsort(dim=1, descending=True, stable=True)
@@ -184,7 +175,7 @@ def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecover
         hits = (words[has_words].gather(1, order) * first).sum(1)
         return float((hits / count[has_words]).mean())
 
-    return WordRecovery(share(scores), share(frequency.expand_as(scores)), int(has_words.sum()))
+    return share(scores) - share(frequency.expand_as(scores)), int(has_words.sum())
 
 
 # The probe -------------------------------------------------------------------------------------------------
@@ -259,7 +250,7 @@ def _search(case: Case, theirs: _Seen, sent: Tensor, inputs: Tensor, privacy: Cu
 def _look(case: Case, seconds: float) -> Finding:
     del seconds
     site, seed = case.sites[0], case.setup.seed
-    case.load(case.released[EVERYBODY if EVERYBODY in case.released else site], site)
+    case.load(case.released, site)
     table = case.table(site, TRAIN)
     chosen = _order(table, seed, 0)[:EXAMPLES]
     theirs = _seen(case, table.batch(chosen))
@@ -279,14 +270,14 @@ def _look(case: Case, seconds: float) -> Finding:
         rebuilt = fit_decoder(decoder_inputs, attacker_view.inputs, rng, epochs=EPOCHS)(sent)
         searched_for = _search(case, theirs, sent, attacker_view.inputs, privacy, STEPS)
         probe, frequency = fit_word_probe(decoder_inputs, attacker_view.words)
-        words = judge_words(probe(sent), theirs.words, frequency)
+        gained, questions = judge_words(probe(sent), theirs.words, frequency)
         limit, defence = "cut" if name in (NONE, OWN) else "", with_cost(name, privacy.noise)
         for how, inputs in (("by a decoder", rebuilt), ("by search", searched_for)):
             title, count = f"inputs rebuilt {how}, variance explained, {defence}", len(inputs)
             explained = judge(inputs, theirs.inputs[:count], mean)
             measures.append(Estimate("cut_inputs", title, explained, chance=0.0, count=count, limit=limit))
-        title, gained = f"words of questions above the most frequent ones, {defence}", words.recovered - words.baseline
-        measures.append(Estimate("cut_words", title, gained, chance=0.0, count=words.examples, limit=limit))
+        title = f"words of questions above the most frequent ones, {defence}"
+        measures.append(Estimate("cut_words", title, gained, chance=0.0, count=questions, limit=limit))
     note = (
         "Explained: 1 - mean squared error over that of the mean input; 1 is a copy. The search takes the question as "
         f"known and is tried on {SEARCHED} records. Words: of a question's k distinct words, those among the k most "

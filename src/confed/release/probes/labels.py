@@ -68,7 +68,7 @@ def _look(case: Case, seconds: float) -> Finding:
         differences: list[float] = []
         for number in range(BATCHES):
             site = case.sites[number % len(case.sites)]
-            case.load(model[EVERYBODY], site)
+            case.load(model, site)
             table = case.table(site, TRAIN)
             order = torch.randperm(len(table), generator=generator(case.setup.seed, number, site, f"labels of {size}"))
             batch = table.batch(order[:size])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from confed.analysis.case import TRAIN, VALIDATION, Case, update_of
+from confed.analysis.case import EVERYBODY, TRAIN, VALIDATION, Case, update_of
 from confed.federation.params import Params
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
@@ -150,7 +150,7 @@ def _look(case: Case, seconds: float) -> Finding:
     names, updates = case.sent_names(), list(case.replay[0].first.items())
     for number in range(RECORDS):
         site, (call, reply) = updates[number % len(updates)]
-        case.load(call.message.tensors, site)
+        case.load({EVERYBODY: call.message.tensors}, site)
         others = [name for name in case.sites if name != site] or [site]
         mean = torch.cat([_some(case, name, VALIDATION, 50) for name in others]).mean(0, keepdim=True)
         public = _some(case, others[0], VALIDATION, 50)

@@ -20,7 +20,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from confed.analysis.case import EVERYBODY, TRAIN, Case, Models, with_other_words
+from confed.analysis.case import TRAIN, Case, Models, with_other_words
 from confed.federation.randomness import generator
 from confed.release.probe import Estimate, Finding, Probe, mean_estimate
 from confed.tasks.captioning import Captioning
@@ -106,7 +106,7 @@ def _known(case: Case, models: Models, rows: dict[str, list[int]]) -> tuple[list
     words = every[every != 0]
     exposures, runs = list[float](), list[int]()
     for site, of_site in rows.items():
-        case.load(models[EVERYBODY], site)
+        case.load(models, site)
         for row in of_site:
             batch = case.table(site, TRAIN).batch(torch.tensor([row]))
             rng = generator(case.setup.seed, row, site, "texts of other words")
