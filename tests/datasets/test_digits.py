@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from confed.cli.dataset_description import describe
@@ -337,3 +338,34 @@ def test_the_real_files(real_data: Path) -> None:
     assert "theo: 500 in 500 test samples" in dataset.facts["unseen"]
     client = dataset.clients["only_text"]
     assert 0.6 < accuracy_of_reading(client.train, client.test) < 0.8
+
+
+def photographs(root: Path, classes: int = 10) -> Path:
+    """60 photographs of each class, named so that the order of names is that of digits, each of its class's shade."""
+    (root / "images").mkdir(parents=True)
+    rows: list[dict[str, str]] = []
+    for number in range(60 * classes):
+        kind, name = number % classes, f"{number:04d}.png"
+        Image.fromarray(np.full((8, 8, 3), 20 * kind + 5, np.uint8)).save(root / "images" / name)
+        rows.append({"image": name, "label": "abcdefghijk"[kind]})
+    (root / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def test_photographs_take_the_place_of_written_digits(folder: Path, tmp_path: Path) -> None:
+    dataset = small(folder, photographs=photographs(tmp_path), image_size=16)
+    seen = 0
+    for name, client in dataset.clients.items():
+        for role in ROLES:
+            examples = getattr(client, role)
+            if "image" in OWNED[name]:
+                shown = examples.images[examples.image_index]
+                assert shown.shape[1:] == (16, 16, 3)
+                assert (shown[:, 0, 0, 0] // 20).tolist() == [int(answer) for answer in examples.answers]
+                seen += len(shown)
+    assert seen == 4 * (40 + 20 + 30)
+
+
+def test_photographs_are_of_ten_classes(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected 10 classes, one for each digit, got '11'"):
+        small(folder, photographs=photographs(tmp_path, 11), image_size=16)

@@ -62,7 +62,7 @@ _TINY: Mapping[str, Mapping[str, Any]] = {
     "roberta": _BLOCKS,
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 }
-_TINY_PIXELS = 32
+TINY_PIXELS = 32
 _MEMORY = 256 * 2**20
 """Bytes of texts' vectors that a frozen text tower remembers."""
 _LIKELIEST = 10
@@ -203,7 +203,7 @@ class PictureTower(Tower):
         self, model: nn.Module, colours: tuple[Sequence[float], Sequence[float]], middle: tuple[int, int],
         gives: Literal["vector", "cells", "names"], class_names: Tensor | None = None,
     ) -> None:  # fmt: skip
-        size = getattr(model.config, "image_size", None) or _TINY_PIXELS
+        size = getattr(model.config, "image_size", None) or TINY_PIXELS
         sides = (size, size) if isinstance(size, int) else tuple(size)
         self.gives = gives
         super().__init__(model, {"pixel_values": torch.zeros(1, 3, *sides)})
@@ -505,7 +505,7 @@ class Encoders(Finetunable):
     def _answered(self, state: Fused) -> Output:
         if self.vision.gives == "names":
             return Output(self.classifier(state.picture), state.picture)
-        parts = [_normalised(part) for part in (state.picture, state.text) if part is not None]
+        parts = [normalised(part) for part in (state.picture, state.text) if part is not None]
         if self.fusion_kind == "linear":
             features = self.dropout(torch.cat(parts, 1))
         elif self.fusion_kind == "product":
@@ -569,14 +569,14 @@ class LabelEncoders(Encoders, LabelReader):
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
         (project,) = self.fusion
-        return self.read_labels(project(_normalised(self.vision(batch))), batch)
+        return self.read_labels(project(normalised(self.vision(batch))), batch)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-def _normalised(vectors: Tensor) -> Tensor:
+def normalised(vectors: Tensor) -> Tensor:
     """Vectors of zero mean and unit variance each."""
     return F.layer_norm(vectors, vectors.shape[-1:])
 
@@ -741,7 +741,7 @@ def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
     Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
     """
     model: Any = load_tower(name, "pictures", 0)
-    side = getattr(model.config, "image_size", _TINY_PIXELS)
+    side = getattr(model.config, "image_size", TINY_PIXELS)
     if tuple(images.shape[1:3]) != (side, side):
         size = images.shape[1:3]
         raise ValueError(f"{name!r} reads pictures of {side} pixels a side, got {size}: set data.image_size")
@@ -751,7 +751,7 @@ def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
     return HeldRegions(features, np.concatenate([part.boxes for part in parts]), encoder.name)
 
 
-def _source(model: Mapping[str, Any]) -> dict[str, Any]:
+def encoder_source(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"source": model.get("vision", "")}
 
 
@@ -762,8 +762,8 @@ encoders = variant(
     "answers vocab_size vision text fusion labels template labels_learn zero_shot width layers blocks tuned statistics "
     "max_length dropout trainable peft seed",
     spec=ModelSpec(
-        tokenizer=encoder_tokenizer, picture_side=lambda model: picture_side(_source(model)),
-        picture_fit=lambda model: picture_fit(_source(model)),
+        tokenizer=encoder_tokenizer, picture_side=lambda model: picture_side(encoder_source(model)),
+        picture_fit=lambda model: picture_fit(encoder_source(model)),
     ),
     trainable="head",
 )  # fmt: skip
