@@ -194,3 +194,5 @@ def test_questions_about_positions_are_about_corners(folder):
                 label = rest.removeprefix(f"the {place} ").replace(" ", "-")
                 assert (label in labels_of[uses[place]]) == (answer == "yes")
     assert kinds == {"what", "where", "has"}
+    with pytest.raises(ValueError, match="expected an even number where a picture is four photographs, got 33"):
+        ucm_vqa(folder, unseen=(), image_size=33, questions="positions")

@@ -103,6 +103,8 @@ def ucm_vqa(options: Options, questions: Questions = "derived") -> Reading:
     names = list(pictures)
     index = {name: number for number, name in enumerate(names)}
     corners = _corners(pictures) if questions == "positions" else {}
+    if corners and options.image_size % 2:
+        refuse("data.image_size", "an even number where a picture is four photographs", options.image_size)
     if questions == "derived":
         asked = dict(_questions(file, pictures))
     else:

@@ -51,16 +51,20 @@ TINY = "tiny:"
 
 _BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _PATCHES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
-_TINY: Mapping[str, Mapping[str, Any]] = {
-    "vit": _PATCHES,
-    "dinov2": _PATCHES,
-    "siglip_vision_model": _PATCHES,
-    "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "patch_size": 4},
-    "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"},
-    "mobilenet_v2": {"depth_multiplier": 0.25, "image_size": 32},
-    "bert": _BLOCKS,
-    "roberta": _BLOCKS,
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+_TINY: Mapping[Reads, Mapping[str, Mapping[str, Any]]] = {
+    "pictures": {
+        "vit": _PATCHES,
+        "dinov2": _PATCHES,
+        "siglip_vision_model": _PATCHES,
+        "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "patch_size": 4},
+        "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"},
+        "mobilenet_v2": {"depth_multiplier": 0.25, "image_size": 32},
+    },
+    "texts": {
+        "bert": _BLOCKS,
+        "roberta": _BLOCKS,
+        "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    },
 }
 TINY_PIXELS = 32
 _MEMORY = 256 * 2**20
@@ -603,10 +607,11 @@ def load_tower(name: str, reads: Reads, seed: int, vocab_size: int = 0, *, class
     }[reads]
     kind: Any = AutoModelForImageClassification if classifies else AutoModel
     if name.startswith(TINY):
-        family = name.removeprefix(TINY)
-        if family not in _TINY:
-            raise ValueError(f"{option} must be a name, a folder or tiny: and one of {', '.join(_TINY)}, got {name!r}")
-        sizes = {**_TINY[family], **({"vocab_size": vocab_size} if reads == "texts" else {})}
+        family, families = name.removeprefix(TINY), _TINY[reads]
+        if family not in families:
+            names = ", ".join(families)
+            raise ValueError(f"{option} must be a name, a folder or tiny: and one of {names}, got {name!r}")
+        sizes = {**families[family], **({"vocab_size": vocab_size} if reads == "texts" else {})}
         whole: Any = seeded(seed, lambda: kind.from_config(AutoConfig.for_model(family, **sizes)))
     else:
         try:
