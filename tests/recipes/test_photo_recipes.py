@@ -34,11 +34,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures: list[dict[str, object]] = []
     questions: list[dict[str, object]] = []
     for number_of_use, (use, scene) in enumerate(USES.items()):
-        for number in range(10):
+        for number, split in enumerate(6 * ["train"] + 4 * ["val"] + 4 * ["test"]):
             name = f"{use}{number:02d}.png"
-            split = "train"
-            if number > 5:
-                split = "val" if number == 6 else "test"
             pixels = np.random.default_rng(number).integers(0, 40, (32, 32, 3))
             pixels[..., number_of_use % 3] += 50 * (1 + number_of_use)
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / "images" / name)
@@ -55,6 +52,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Path) -> None:
     settings = [f"data.root={photographs}", *QUICK, "data.image_size=32"]
     settings.append("data.cells=tiny:resnet" if name == "photos_bicsl" else "model.vision=tiny:resnet")
+    if name == "photos_composed":
+        settings.append('data.unseen=["water"]')
     sections = load_recipe(name, settings).sections
     if sections["model"].get("text"):
         settings.append("model.text=tiny:bert")
@@ -73,8 +72,8 @@ def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Pat
 def test_modalities_run_with_a_tiny_encoder(tmp_path: Path) -> None:
     sounds, pictures = tmp_path / "sounds", write_photographs(tmp_path / "pictures")
     sounds.mkdir()
-    write_digits(sounds, ("ann", "bob", "cid", "dee"))
-    sizes = ["data.train=20", "data.validation=10", "data.test=10", "data.rate=8000", "data.image_size=32"]
+    write_digits(sounds, ("ann", "bob", "cid", "dee"), rate=8000)
+    sizes = ["data.train=20", "data.validation=10", "data.test=10", "data.image_size=32"]
     paths = [f"data.root={sounds}", f"data.photographs={pictures}", "model.vision=tiny:mobilenet_v2"]
     recipe = load_recipe("photos_modalities", [*paths, *sizes, *QUICK])
     for row in recipe.methods:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 
-def write_digits(root: Path, speakers: Sequence[str]) -> Path:
+def write_digits(root: Path, speakers: Sequence[str], rate: int = 100) -> Path:
     """60 pictures of each digit, each one's number in its first two pixels, and 10 recordings of each speaker's."""
     digit = np.repeat(np.arange(10), 60)
     images = np.zeros((600, 28, 28), np.uint8)
@@ -22,7 +22,7 @@ def write_digits(root: Path, speakers: Sequence[str]) -> Path:
     }
     offsets = np.concatenate([[0], np.cumsum([len(wave) for wave in waves])]).astype(np.int64)
     np.savez(root / "audio.npz", waveform=np.concatenate(waves), offsets=offsets, **columns)
-    meta = {"sample_rate": 100, "speakers": [{"name": name} for name in speakers]}
+    meta = {"sample_rate": rate, "speakers": [{"name": name} for name in speakers]}
     (root / "meta.json").write_text(json.dumps(meta))
     return root
 
