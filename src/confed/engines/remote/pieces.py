@@ -25,7 +25,7 @@ from confed.federation.file_names import file_name
 SMALLEST, LARGEST = 2**18, 2**26  # bytes of a piece
 WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
 
-AT_ONCE, SHARE = 2.0, 0.1
+AT_ONCE, SHARE = 0.5, 0.1
 """What travels at once, and is lost with a connection: what the line carries in so many seconds, or, where it has held
 for longer, in this share of the time that it has."""
 
@@ -133,11 +133,12 @@ def _only(folder: Path, name: str) -> Path:
 
 
 class SitePieces:
-    """A site's end: the body of the request in hand, in a file, and of its last reply, in memory."""
+    """A site's end: the body of the request in hand, in a file where it came in pieces, and of its last reply."""
 
     def __init__(self, folder: Path, limits: Limits, answer: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
         self._folder, self._limits, self._answer = folder, limits, answer
         self._request: ArrivingBody | None = None
+        self.came_whole = b""  # body of the last request where it came at once: it may be asked for again
         self._reply: LeavingBody | None = None
 
     def take(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -148,6 +149,9 @@ class SitePieces:
                 raise Refused("the reply of which a piece is asked for is not here any more")
             part, content = self._reply.piece("part", piece.at, min(piece.most, LARGEST))
             return part.to_bytes(), content
+        if piece.size == len(self.came_whole) and piece.of == digest_of(self.came_whole):
+            return self._answer(piece.head.encode(), self.came_whole)
+        self.came_whole = b""
         if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
             self._request = ArrivingBody(_only(self._folder, piece.of), piece)
         request = self._request
@@ -155,7 +159,9 @@ class SitePieces:
             request.add(piece, body)
         if piece.piece == "call" and request.held == piece.size:
             self._request = None
-            return self._answer(piece.head.encode(), request.whole())
+            answer = self._answer(piece.head.encode(), request.whole())
+            self.came_whole = b""  # it came in pieces, and is in its file
+            return answer
         return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
 
     def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
