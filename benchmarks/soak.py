@@ -298,6 +298,8 @@ def soak(
         "seconds_bad": bad["seconds"],
         **{f"{party}_mb": max(memory.values()) for party, memory in bad["memory"].items()},
         **{f"{party}_mb_per_round": growth(memory) for party, memory in bad["memory"].items()},
+        **{f"{party}_mb_by_round": [round(mb) for mb in memory.values()] for party, memory in bad["memory"].items()},
+        **{f"{party}_straight": [round(mb) for mb in memory.values()] for party, memory in straight["memory"].items()},
     }  # fmt: skip
 
 
