@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--train", type=int, default=40, help="training questions per site")
-    parser.add_argument("--width", type=int, default=256, help="of the model, which has 7 MB with 256")
+    parser.add_argument("--width", type=int, default=336, help="of the model, which has 7 MB with 336")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calm", type=float, default=1.0, help="factor on the times between ends and between kills")
     given, _ = parser.parse_known_args()
