@@ -1,8 +1,9 @@
 """Monitoring of a running server or site: a read-only page, OpenMetrics, a health check, notices and JSON logs.
 
 Everything is drawn from the progress events of the process and, at a site, from its own journals. The page and the
-metrics need the token in the file ``page.token`` of the run folder or the private folder; ``/healthz`` needs none and
-says nothing but that the process answers. No request changes anything.
+metrics need the token in the file ``page.token`` of the run folder or the private folder; a server's take a pass as
+well, signed with the key of a lead or an auditor. ``/healthz`` needs none and says nothing but that the process
+answers. No request changes anything.
 """
 
 import hmac
@@ -25,12 +26,21 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from confed.deployment.audit import audit
+from confed.deployment.authority import public_text
+from confed.deployment.manifest import signature_by, signed_by
+from confed.deployment.roles import Action, check_role
+from confed.deployment.roster import holder_of
 from confed.federation.checkpoint import write_atomically
+from confed.federation.reading import FAULTS
 from confed.results.folder import PAGE_TOKEN
 from confed.system import format as formats
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates
+from confed.system.private_keys import load_private
 
 KEPT = 50  # news that a page shows
+DOSSIER = Path("dossier", "dossier.html")  # in a run folder, where `confed dossier` has written it
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class RunStatus:
@@ -210,6 +220,38 @@ def page_token(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+_PASS = b"confed federation pass 1\n"
+
+
+def make_pass(key: Path, hours: float) -> str:
+    """A token by which the owner of a key reads the page of a server for some hours."""
+    private = load_private(key.read_bytes(), str(key))
+    text = json.dumps([public_text(private), time.time() + 3600 * hours]).encode()
+    return f"{text.hex()}.{signature_by(private, _PASS + text).hex()}"
+
+
+def check_pass(server: Path, token: str, action: Action) -> None:
+    """Check that a pass is of somebody who is on a list of the server's folder now, and may read; else a ValueError."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        text, signature = map(bytes.fromhex, token.split("."))
+        public, until = json.loads(text)
+        over = float(until) < time.time()
+    except FAULTS as error:
+        raise ValueError("the token is no pass of `confed federation pass`") from error
+    holder = holder_of(server, str(public))
+    if holder is None:
+        raise ValueError(f"this pass is of nobody in this federation, who may not {action}")
+    if not signed_by(load_ssh_public_key(public.encode()), signature, _PASS + text) or over:
+        raise ValueError("the time of this pass is over, or its owner did not sign it: `confed federation pass`")
+    check_role(*holder, action)
+
+
+_PAGES = {
+    "/": Action.page, "/status.json": Action.page, "/metrics": Action.page, "/audit.json": Action.audit,
+    "/dossier": Action.dossier,
+}  # fmt: skip
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -234,36 +276,52 @@ class _Pages(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         if address.path == "/healthz":
             self._send(200, b"ok\n", "text/plain")
-        elif not self._known(parse_qs(address.query)):
-            self._send(403, b"the token is missing or wrong: it is in the file page.token\n", "text/plain")
+        elif why := self._refusal(parse_qs(address.query), _PAGES.get(address.path, Action.page)):
+            self._send(403, f"{why}\n".encode(), "text/plain")
         elif address.path == "/":
             self._send(200, files("confed.deployment.templates").joinpath("monitor.html").read_bytes(), "text/html")
         elif address.path == "/status.json":
             self._send(200, json.dumps(self._page.status.content()).encode(), "application/json")
         elif address.path == "/metrics":
-            self._send_metrics()
+            self._send_made(lambda: openmetrics(self._page.status.content()), _OPENMETRICS, 501)
+        elif address.path == "/audit.json":
+            self._send_made(self._audit, "application/json", 404)
+        elif address.path == "/dossier" and (self._page.folder / DOSSIER).is_file():
+            self._send(200, (self._page.folder / DOSSIER).read_bytes(), "text/html")
         else:
             self._send(404, b"not found\n", "text/plain")
 
-    def _known(self, query: Mapping[str, list[str]]) -> bool:
+    def _refusal(self, query: Mapping[str, list[str]], action: Action) -> str | None:
+        """Why a request may not read; None where it may, and its token is kept for a cookie."""
         cookie = SimpleCookie(self.headers.get("Cookie", "")).get("confed")
         given = [*query.get("token", []), self.headers.get("Authorization", "").removeprefix("Bearer ")]
         given += [] if cookie is None else [cookie.value]
-        return any(hmac.compare_digest(text.encode(), self._page.token.encode()) for text in given)
+        why = "the token is missing or wrong: it is in the file page.token"
+        for self._token in given:
+            if hmac.compare_digest(self._token.encode(), self._page.token.encode()):
+                return None
+            if "." in self._token and self._page.kit is not None:
+                try:
+                    return check_pass(self._page.kit, self._token, action)
+                except ValueError as error:
+                    why = str(error)
+        return why
 
-    def _send_metrics(self) -> None:
+    def _audit(self) -> bytes:
+        return json.dumps([asdict(line) for line in audit(self._page.folder)]).encode()
+
+    def _send_made(self, make: Callable[[], bytes], kind: str, otherwise: int) -> None:
         try:
-            text = openmetrics(self._page.status.content())
+            self._send(200, make(), kind)
         except ValueError as error:
-            return self._send(501, f"{error}\n".encode(), "text/plain")
-        return self._send(200, text, "application/openmetrics-text; version=1.0.0")
+            self._send(otherwise, f"{error}\n".encode(), "text/plain")
 
     def _send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         if status == 200 and "token=" in self.path:
-            self.send_header("Set-Cookie", f"confed={self._page.token}; HttpOnly; SameSite=Strict")
+            self.send_header("Set-Cookie", f"confed={self._token}; HttpOnly; SameSite=Strict")
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -276,23 +334,24 @@ class _Pages(BaseHTTPRequestHandler):
 class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], status: RunStatus, token: str) -> None:
-        self.status, self.token = status, token
+    def __init__(self, address: tuple[str, int], status: RunStatus, folder: Path, kit: Path | None) -> None:
+        self.status, self.token, self.folder, self.kit = status, page_token(folder), folder, kit
         super().__init__(address, _Pages)
 
 
 @contextmanager
-def page_served(status: RunStatus, folder: Path, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+def page_served(
+    status: RunStatus, folder: Path, port: int, host: str = "127.0.0.1", kit: Path | None = None
+) -> Iterator[str]:
     """Address of a page that is served within the ``with`` block; a taken port is a ValueError."""
-    token = page_token(folder)
     try:
-        server = _PageServer((host, port), status, token)
+        server = _PageServer((host, port), status, folder, kit)
     except OSError as error:
         raise ValueError(f"--page: cannot listen on {host}:{port}: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
     thread.start()
     try:
-        yield f"http://{host}:{server.server_address[1]}/?token={token}"
+        yield f"http://{host}:{server.server_address[1]}/?token={server.token}"
     finally:
         server.shutdown()
         server.server_close()
@@ -378,11 +437,15 @@ def monitored(
     title: str,
     *,
     site: str = "",
+    kit: Path | None = None,
     page: int | None = None,
     notify: str | None = None,
     log: Path | None = None,
 ) -> Iterator[Progress]:
-    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for."""
+    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for.
+
+    With ``kit``, a server's folder, leads and auditors on its list read the page with passes of their own.
+    """
     listeners: list[Progress] = [progress]
     with ExitStack() as opened:
         if log is not None:
@@ -395,7 +458,7 @@ def monitored(
         if page is not None:
             status = RunStatus(title, site, folder if site else None)
             listeners.append(status)
-            address = opened.enter_context(page_served(status, folder, page))
+            address = opened.enter_context(page_served(status, folder, page, kit=kit))
             progress(Note(f"page: {address}"))
 
         def tell(event: Event) -> None:

@@ -8,7 +8,7 @@ A site of confed's may ask in a way that Flower's SuperNode does not: its reques
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -194,7 +194,11 @@ ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
 
 
 def fleet_application(
-    factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
+    factory: LinkStateFactory,
+    names: Mapping[bytes, str],
+    grid: SuperLinkGrid,
+    seconds: float,
+    refusal: Callable[[bytes], str],
 ) -> FastAPI:
     middleware = [
         Middleware(Gate),
@@ -206,7 +210,7 @@ def fleet_application(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
     app.state.linkstate_factory = factory
     app.state.enable_supernode_auth = True
-    app.state.names = names
+    app.state.names, app.state.refusal = names, refusal
     app.state.grid = grid
     app.include_router(router)  # before Flower's: the first route that fits is taken
     app.include_router(fleet_router)
@@ -271,7 +275,7 @@ def _unlisted(request: Request) -> Response | None:
         return _refuse(request, 401, "a request is signed")
     name = request.app.state.names.get(public)
     if name is None:
-        return _refuse(request, 403, "this key is not on the server's list")
+        return _refuse(request, 403, request.app.state.refusal(public))
     if not verify_signature(bytes_to_public_key(public), signed, signature):
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
