@@ -491,7 +491,7 @@ class LateSites:
 
 
 class SitesAdded(Exception):
-    """Sites were put on the list in a run and are connected: it goes on with them from the last round."""
+    """Sites of the list that are no members yet are connected: the run goes on with them from the last round."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(*names)
@@ -545,7 +545,8 @@ class _Leader:
 
         def a_site_was_added() -> bool:
             remote.sites.look()
-            new = [name for name in listed_now() if name not in self.expected]
+            # One on the list may have come too late for the first round, or while a server that was killed was down.
+            new = [name for name in listed_now() if name not in remote.sites.members]
             added.extend(name for name in new if name in remote.sites.lines)
             return bool(added)
 
