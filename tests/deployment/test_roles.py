@@ -243,7 +243,7 @@ def test_nobody_has_two_roles_and_no_key_two_owners(root: Path) -> None:
         add_site(server, "bob", "", None, AT)
     with pytest.raises(ValueError, match="this key is already that of 'bob', whose role is auditor"):
         add_site(server, "east", public_of(read_key(key_of(root, Role.auditor))), None, AT)
-    with pytest.raises(ValueError, match="--public must be what `confed federation key` prints, got 'nonsense'"):
+    with pytest.raises(ValueError, match="'nonsense' is no public key in OpenSSH's format"):
         add_officer(server, "carl", Role.auditor, "nonsense", None)
     with pytest.raises(ValueError, match="'bob' is on the list already: --again gives them another key"):
         add_officer(server, "bob", Role.auditor, "", None)

@@ -102,11 +102,13 @@ class RunStatus:
         return shown
 
 
-class _NewLines:
+class NewLines:
     """Lines of a journal that came since the last look; all of them where the file is another or shorter."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_now: bool = False) -> None:
         self._path, self._end, self._file = path, 0, 0
+        if from_now:
+            self.read()
 
     def read(self) -> list[dict[str, Any]]:
         """The lines, without one that is not written to its end."""
@@ -127,7 +129,7 @@ class Departures:
     """What left a site today, in plain words, and what its updates have cost, from its journals as they grow."""
 
     def __init__(self, private: Path) -> None:
-        self._messages, self._costs = _NewLines(private / "audit.jsonl"), _NewLines(private / "privacy.jsonl")
+        self._messages, self._costs = NewLines(private / "audit.jsonl"), NewLines(private / "privacy.jsonl")
         self._lock = threading.Lock()
         self._asked: dict[str, str] = {}
         self._day, self._count, self._sizes = "", Counter[str](), Counter[str]()
@@ -248,10 +250,6 @@ def check_pass(server: Path, token: str, action: Action) -> None:
     check_role(*holder, action)
 
 
-_PAGES = {
-    "/": Action.page, "/status.json": Action.page, "/metrics": Action.page, "/audit.json": Action.audit,
-    "/dossier": Action.dossier,
-}  # fmt: skip
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -274,22 +272,18 @@ class _Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One answer; the token comes in the address once, then in a cookie or as a bearer."""
         address = urlsplit(self.path)
+        action, kind, make = _PAGES.get(address.path, (Action.page, "", None))
         if address.path == "/healthz":
             self._send(200, b"ok\n", "text/plain")
-        elif why := self._refusal(parse_qs(address.query), _PAGES.get(address.path, Action.page)):
+        elif why := self._refusal(parse_qs(address.query), action):
             self._send(403, f"{why}\n".encode(), "text/plain")
-        elif address.path == "/":
-            self._send(200, files("confed.deployment.templates").joinpath("monitor.html").read_bytes(), "text/html")
-        elif address.path == "/status.json":
-            self._send(200, json.dumps(self._page.status.content()).encode(), "application/json")
-        elif address.path == "/metrics":
-            self._send_made(lambda: openmetrics(self._page.status.content()), _OPENMETRICS, 501)
-        elif address.path == "/audit.json":
-            self._send_made(self._audit, "application/json", 404)
-        elif address.path == "/dossier" and (self._page.folder / DOSSIER).is_file():
-            self._send(200, (self._page.folder / DOSSIER).read_bytes(), "text/html")
-        else:
+        elif make is None:
             self._send(404, b"not found\n", "text/plain")
+        else:
+            try:
+                self._send(200, make(self._page), kind)
+            except ValueError as error:
+                self._send(501, f"{error}\n".encode(), "text/plain")
 
     def _refusal(self, query: Mapping[str, list[str]], action: Action) -> str | None:
         """Why a request may not read; None where it may, and its token is kept for a cookie."""
@@ -306,15 +300,6 @@ class _Pages(BaseHTTPRequestHandler):
                 except ValueError as error:
                     why = str(error)
         return why
-
-    def _audit(self) -> bytes:
-        return json.dumps([asdict(line) for line in audit(self._page.folder)]).encode()
-
-    def _send_made(self, make: Callable[[], bytes], kind: str, otherwise: int) -> None:
-        try:
-            self._send(200, make(), kind)
-        except ValueError as error:
-            self._send(otherwise, f"{error}\n".encode(), "text/plain")
 
     def _send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
@@ -337,6 +322,33 @@ class _PageServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], status: RunStatus, folder: Path, kit: Path | None) -> None:
         self.status, self.token, self.folder, self.kit = status, page_token(folder), folder, kit
         super().__init__(address, _Pages)
+
+
+def _html(page: _PageServer) -> bytes:
+    return files("confed.deployment.templates").joinpath("monitor.html").read_bytes()
+
+
+def _status(page: _PageServer) -> bytes:
+    return json.dumps(page.status.content()).encode()
+
+
+def _journals(page: _PageServer) -> bytes:
+    return json.dumps([asdict(line) for line in audit(page.folder)]).encode()
+
+
+def _dossier(page: _PageServer) -> bytes:
+    if not (page.folder / DOSSIER).is_file():
+        raise ValueError("no dossier was made of this run yet: `confed dossier` makes it")
+    return (page.folder / DOSSIER).read_bytes()
+
+
+_PAGES: Mapping[str, tuple[Action, str, Callable[[_PageServer], bytes]]] = {
+    "/": (Action.page, "text/html", _html),
+    "/status.json": (Action.page, "application/json", _status),
+    "/metrics": (Action.page, _OPENMETRICS, lambda page: openmetrics(page.status.content())),
+    "/audit.json": (Action.audit, "application/json", _journals),
+    "/dossier": (Action.dossier, "text/html", _dossier),
+}
 
 
 @contextmanager

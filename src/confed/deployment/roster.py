@@ -232,22 +232,15 @@ def _write_officers(server: Path, officers: Mapping[str, tuple[Role, str]], auth
 
 
 def _check_newcomer(server: Path, name: str, role: Role, public: str) -> None:
-    """Check that a name has one role, and that a key that was sent is of the kind that signs and is nobody else's."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    """Check that a name has one role, and that a key that was sent is one, and nobody else's."""
+    from confed.engines.flower.supernode import read_public
 
     others = read_officers(server) if role is Role.site else read_sites(server / SITES)
     if name in others:
         raise ValueError(f"{name!r} is on the other list already, and has one role: choose another name")
     if not public:
         return
-    try:
-        sound = isinstance(load_ssh_public_key(public.encode()), EllipticCurvePublicKey)
-    except (ValueError, UnsupportedAlgorithm):
-        sound = False
-    if not sound:
-        raise ValueError(f"--public must be what `confed federation key` prints, got {public[:60]!r}")
+    read_public(public)
     holder = holder_of(server, public)
     if holder is not None and holder[0] != name:
         raise ValueError(
