@@ -104,10 +104,12 @@ def check_bounds(request: Request) -> None:
 
 
 class FleetApplication:
-    """The application; ``seconds`` is the time for the body of a request."""
+    """The application; ``seconds`` is the time for the body of a request, ``refusal`` says why a key may not join."""
 
-    def __init__(self, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float) -> None:
-        self._names, self._grid, self._seconds = names, grid, seconds
+    def __init__(
+        self, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float, refusal: Callable[[bytes], str]
+    ) -> None:
+        self._names, self._grid, self._seconds, self._refusal = names, grid, seconds, refusal
         self._inbox = inbox = grid.inbox
         self._in_memory: Mapping[type, Callable[[Any, LinkState], Any]] = {
             ActivateNodeRequest: self._activate,
@@ -157,7 +159,7 @@ class FleetApplication:
             raise RequestRejected(401, "a request is signed") from error
         name = self._names.get(public)
         if name is None:
-            raise RequestRejected(403, "this key is not on the server's list")
+            raise RequestRejected(403, self._refusal(public))
         if not verify_signature(parsed_key(public), signed, signature):
             raise RequestRejected(401, "a request is signed by whom it is from")
         try:

@@ -140,7 +140,8 @@ class CallRefused(Exception):
     """The server's answer is no success."""
 
     def __init__(self, status: int, text: str, ahead: float = 0.0) -> None:
-        super().__init__(f"the server says {status} {printable(text, 200)}".strip())
+        detail = text.removeprefix('{"detail":"').removesuffix('"}')
+        super().__init__(f"the server says {status} {printable(detail, 200)}".strip())
         self.status, self.ahead = status, ahead
 
 
@@ -395,8 +396,6 @@ def _reason(error: Exception, proxy: str = "") -> str:
     if isinstance(error, CallRefused):
         if error.status == httpx.codes.UNAUTHORIZED:
             return "the server does not accept this site's signature; is its clock right?"
-        if error.status == httpx.codes.FORBIDDEN:
-            return "this site's key is not on the server's list"
         return str(error)
     text = str(error) if isinstance(error, LostConnection) else f"{type(error).__name__} {error}".strip()
     text = printable(text, 500)
