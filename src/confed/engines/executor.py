@@ -17,7 +17,6 @@ from confed.engines.dispatch import Batch, Dispatcher
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
 from confed.engines.ray.speed import fingerprint
 from confed.engines.usage import Timeline
-from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
 from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_run, unstacked_setting
@@ -28,11 +27,11 @@ from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Task
 from confed.federation.randomness import derive, isolated, refuse_random_numbers
-from confed.federation.stacked import evaluate_stacked, train_stacked
+from confed.federation.stacked import DROPOUTS, evaluate_stacked, replies_together
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
-from confed.federation.train import compares_examples, trained
+from confed.federation.train import compares_examples
 from confed.system.packages import version
 
 WRITTEN_AFTER = 1.0  # seconds of computing after which features are written to files; what takes less is computed again
@@ -202,7 +201,6 @@ def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
 
 
 FEW = "fewer than two have a model of their own"  # no reason for a note: there is nothing to stack
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def answer_together(
@@ -292,33 +290,20 @@ def _fit(
     clients = _alike(setup, workspace, calls, states, round)
     if isinstance(clients, str):
         return clients
-    values = _loaded(clients, [call.message.tensors for call in calls])
-    if not trained(clients[0]):
-        return "nothing is trained"
     if reason := unstacked_model(workspace.model, clients[0].task):
         return reason
-    for module in workspace.model.modules():
-        if isinstance(module, _DROPOUTS):
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    replies: list[Message] = []
-    task = clients[0].task if type(setup.algorithm).objective is Algorithm.objective else None
     with refuse_random_numbers():
-        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, task)
-    for client, (client_values, loss) in zip(clients, trained_values, strict=True):
-        client.tensors = {**workspace.tensors, **client_values}
-        client.remember()
-        # As an upload, without a copy: nobody else has these tensors.
-        shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
-        message = Message(shared, {"loss": loss})
-        check_secrets(client, message)
-        replies.append(message)
+        messages = [call.message for call in calls]
+        replies = replies_together(clients, setup.algorithm.local_training, messages, passes)
+    for client, reply in zip(clients, replies, strict=True):
+        check_secrets(client, reply)
     return replies
 
 
 def unstacked_model(model: nn.Module, task: Task) -> str:
     """Why a model, which is in training mode from now on, cannot be stacked; "" where it can."""
     model.train()
-    if any(isinstance(module, _DROPOUTS) and module.p > 0 for module in model.modules()):
+    if any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules()):
         return "the model has dropout, whose random numbers would be others"
     if compares_examples(model, task):
         return "the model normalises over the examples of a batch, or the loss compares them"

@@ -116,6 +116,7 @@ class Client:
         measures: numbers by which final models are judged beside the task's own.
         record_privacy: clipping and noise on the gradients of examples, which training follows.
         checkpoints: where training writes how far it has come, at a site; None in the simulator.
+        at_once: whether it is trained at once with other clients, which no model is that compares examples.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -142,6 +143,7 @@ class Client:
     measures: Sequence[Measure] = ()
     record_privacy: RecordPrivacy | None = None
     checkpoints: StepCheckpoints | None = None
+    at_once: bool = False
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
