@@ -77,6 +77,8 @@ def attach(
     if not cut:
         return f"the first stage ({stages.stages[0].name}) is trained"
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
+    if not held:
+        return "no layer is frozen before what is trained"
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
     features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
