@@ -344,7 +344,7 @@ def evaluated(
         counts.update({f"{view}/{place}/{name}": tensor for name, tensor in of_place.items()})
 
     def stacked(values: Any, *rest: Any) -> Any:
-        together[0] += len(values)
+        together[0] += len(next(iter(values.values())))
         return real(values, *rest)
 
     from confed.engines import executor as module

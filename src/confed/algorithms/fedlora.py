@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Protection, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.branches import still
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.families.lora import (
     ADDED,
@@ -66,7 +67,6 @@ from confed.federation.families.lora import (
     noted,
     padded,
     received,
-    still,
     train_and_prune,
     zero_beyond,
 )

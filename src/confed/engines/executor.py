@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from confed.engines.dispatch import Batch, Dispatcher
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
@@ -24,10 +24,9 @@ from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Task
 from confed.federation.randomness import derive, isolated, refuse_random_numbers
-from confed.federation.stacked import DROPOUTS, evaluate_stacked, replies_together
+from confed.federation.stacked import DROPOUTS, evaluate_stacked, replies_together, stacked_tensors
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
@@ -264,11 +263,13 @@ def _evaluate(
     batches, limit = zip(
         *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
     )
-    values = _loaded(clients, [states[i].tensors["personal"] for i in with_personal])
+    stack = stacked_tensors(clients, workspace.model)
+    for client in clients:
+        client.load_personal()
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
     with refuse_random_numbers():
-        personal = dict(zip(with_personal, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+        personal = dict(zip(with_personal, evaluate_stacked(stack, examples, task, passes, limit[0]), strict=True))
     replies: list[Message] = []
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
         workspace.set_task(setup.task_of(call.client.id))
@@ -310,20 +311,6 @@ def unstacked_model(model: nn.Module, task: Task) -> str:
     if compares_examples(model, task):
         return "the model normalises over the examples of a batch, or the loss compares them"
     return ""
-
-
-def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
-    """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
-    starts = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
-    scopes = clients[0].scopes
-    client_names = [name for name in starts[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
-    common = [name for name in starts[0] if name not in client_names]
-    copy_into([clients[0].tensors[name] for name in common], [starts[0][name] for name in common])
-    device = next(iter(clients[0].tensors.values())).device
-    loaded: list[dict[str, Tensor]] = []
-    for values in starts:
-        loaded.append({name: values[name].to(device) for name in client_names})
-    return loaded
 
 
 class Executor(Protocol):

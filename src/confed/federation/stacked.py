@@ -26,7 +26,7 @@ from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
 from confed.federation.local import moments_of
 from confed.federation.messages import Message
-from confed.federation.params import Scope, combined
+from confed.federation.params import Scope
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.train import (
@@ -60,7 +60,7 @@ def replies_together(
         RuntimeError: torch cannot map something over clients (it draws random numbers, which would be others than one
             by one, or decides by values), or clients do not train equally often, or the same tensors.
     """
-    stack = _stacked_tensors(clients, passes.model)
+    stack = stacked_tensors(clients, passes.model)
     trainings = [local_training(client, message) for client, message in zip(clients, messages, strict=True)]
     with ExitStack() as held:
         for training in trainings:
@@ -80,7 +80,7 @@ def replies_together(
     return replies
 
 
-def _stacked_tensors(clients: Sequence["Client"], model: nn.Module) -> dict[str, Tensor]:
+def stacked_tensors(clients: Sequence["Client"], model: nn.Module) -> dict[str, Tensor]:
     """Stacks of what clients have their own of, of which each client's ``tensors`` are a part from now on."""
     first, stack = clients[0], dict[str, Tensor]()
     for name in first.names(Scope.SHARED, Scope.PRIVATE):
@@ -379,7 +379,7 @@ def _clipped(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 def evaluate_stacked(
-    values: Sequence[Mapping[str, Tensor]],
+    stack: Mapping[str, Tensor],
     batches: Sequence[Iterable[Batch]],
     task: Task,
     passes: StackedPasses,
@@ -389,9 +389,8 @@ def evaluate_stacked(
 
     What torch cannot map over clients is a ``RuntimeError``.
     """
-    stack = combined(torch.stack, values)
     device = next(iter(stack.values())).device
-    everyone, streams = list(range(len(values))), [iter(examples) for examples in batches]
+    everyone, streams = list(range(len(batches))), [iter(examples) for examples in batches]
     counts = [dict[str, Tensor]() for _ in everyone]
     tallies = [Tally(task, limit, counts=of_client) for of_client in counts]
     with torch.no_grad():

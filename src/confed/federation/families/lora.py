@@ -19,7 +19,6 @@ client drops it: its rank is j from then on.
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,19 +81,6 @@ def fresh_factors(tensors: Params, rng: torch.Generator) -> dict[str, Tensor]:
             bound = tensors[name].shape[1] ** -0.5
             fresh[name].uniform_(-bound, bound, generator=rng)
     return fresh
-
-
-@contextmanager
-def still(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Context in which tensors that learn do not."""
-    held = [tensor for tensor in tensors if tensor.requires_grad]
-    for tensor in held:
-        tensor.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for tensor in held:
-            tensor.requires_grad_(True)
 
 
 # What rounds add to a layer beside the factors of LoRA: a matrix D --------------------------------------------
