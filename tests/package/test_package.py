@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": set(),
     "metrics": set(),
     "data": {"federation", "losses", "metrics"},
-    "privacy": {"federation"},
+    "privacy": {"federation", "metrics"},
     "comparison": {"metrics", "system"},
     "results": {"federation", "registry", "system", "metrics", "data", "comparison"},
     "measures": {"registry", "federation"},
