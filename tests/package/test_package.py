@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "release": BELOW_RUNS | {"runs", "inference", "analysis", "deployment"},
     "cli": set(LAYER) - {"cli"},
 }
-ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}
+ROOT_FILES = {"__init__.py", "__main__.py", "py.typed", "registry.py"}
 SHIMS = {"flare_apps.py", "flower_apps.py"}
 """Import paths of confed 0.1 that kits and apps name; they go with the next release."""
 

@@ -187,6 +187,15 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
+def load_rows(source: str | Path, overrides: Sequence[str], wanted: str | None) -> Recipe:
+    """A recipe with the rows that a command's ``--methods`` names; overrides may have settings of these."""
+    names = list(dict.fromkeys(filter(None, map(str.strip, (wanted or "").split(",")))))
+    if names and "all" not in names:
+        overrides = [*overrides, f"study.methods={json.dumps(names)}"]
+    recipe = load_recipe(source, overrides)
+    return recipe.with_rows(rows_of(recipe, wanted))
+
+
 def study_in(root: Path) -> StudyFolder | None:
     """The study in a folder, if there is one."""
     return None if is_free(root) or kind_of(root) != "study" else read_study(root)
@@ -419,8 +428,8 @@ class Grid:
     def rows(self, overrides: Sequence[str] = ()) -> tuple[Recipe, dict[str, dict[str, Any]]]:
         """The recipe with the rows that the command names, and the tuned values in it."""
         given = [*self.overrides, *overrides]
-        recipe = load_recipe(self.source, given)
-        recipe = replace(recipe.with_rows(rows_of(recipe, self.methods)), headline=self.headline or recipe.headline)
+        recipe = load_rows(self.source, given, self.methods)
+        recipe = replace(recipe, headline=self.headline or recipe.headline)
         return apply(recipe, self.tuned or {}, given)
 
     @property
