@@ -25,17 +25,16 @@ from confed.cli.app import (
     table_of,
     tell_asks,
 )
+from confed.cli.cells import compute_cell
 from confed.cli.completion import complete_folder
+from confed.cli.plan import rows_of_study, show_plan
 from confed.cli.study import (
     Methods,
     Overrides,
     Plan,
     RecipeName,
     Workers,
-    compute_cell,
     finish,
-    rows_of_study,
-    show_plan,
     show_sweep,
     show_tuning,
     tell_account,
