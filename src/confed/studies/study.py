@@ -357,11 +357,6 @@ def points_of_models(recipe: Recipe, rows: Sequence[str]) -> tuple[Point, ...]:
     return tuple(Point({MODELS: row}, row, label) for row, label in labels.items())
 
 
-def _settings(recipe: Recipe) -> list[tuple[Any, ...]]:
-    """What each row would be run with."""
-    return [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods]
-
-
 def open_sweep(
     root: Path,
     sweep: Sweep,
@@ -416,7 +411,9 @@ class Grid:
             if MODELS in point.settings:
                 recipe = _with_model(recipe, point.settings[MODELS])
             recipes[point.folder] = with_references(recipe) if self.gates else recipe, used
-        every = [_settings(recipe) for recipe, _ in recipes.values()]
+        every: list[list[tuple[Any, ...]]] = []
+        for recipe, _ in recipes.values():
+            every.append([(row, recipe.method(row).sections, recipe.run) for row in recipe.methods])
         if len(every) > 1 and all(each == every[0] for each in every):
             settings, rows = ", ".join(self.points[0].settings), [row for row, *_ in every[0]]
             raise ValueError(
