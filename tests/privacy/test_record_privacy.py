@@ -22,7 +22,7 @@ from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.protocols import Batch, Output, Task
-from confed.federation.record_gradients import RecordGradients, unprotected_reason
+from confed.federation.record_gradients import RecordGradients, sampling_rate, unprotected_reason
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
 from confed.federation.train import Objective, train, trained
@@ -93,6 +93,42 @@ def test_one_pass_gives_the_sums_of_single_passes() -> None:
     for sums in (gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)):
         for name, total in wanted.items():
             assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+
+
+@pytest.mark.parametrize("twice", ["layer", "weight"])
+def test_tied_tensors_have_the_sums_of_single_passes(twice: str) -> None:
+    class Tied(nn.Module):
+        answer_head = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            if twice == "weight":
+                self.last.weight = self.first.weight
+
+        def forward(self, batch: Batch) -> Output:
+            second = self.first if twice == "layer" else self.last
+            features = second(torch.tanh(self.first(batch["x"])))
+            return Output(features, features)
+
+    model = Tied()
+    batch = {"x": torch.randn(5, 4), "label": torch.tensor([0, 1, 2, 3, 1])}
+    learning = {name: tensor for name, tensor in model.named_parameters() if twice == "weight" or "first" in name}
+    client = client_with(model, VQA(4, objective="ce"))
+    gradients = RecordGradients(client, plain(client), learning, CLIP)
+    sums, wanted = gradients.clipped_sum(batch), clipped_by_hand(model, batch, CLIP)
+    assert gradients._layers is None, "one pass does not see the second use"
+    for name in learning:
+        assert torch.allclose(sums[name].float(), wanted[name], atol=1e-5 * CLIP), name
+
+
+def test_accumulated_batches_are_one_sample() -> None:
+    setup = toy_setup(FedAvg(record_privacy=RecordPrivacy(CLIP)), noisy=False, clients=toy_clients(0, (32, 32)),
+                      local=Local(batch_size=4, accumulate=3))  # fmt: skip
+    call = Call(setup.population.info(0), "fit", Message())
+    client = client_of(setup, Workspace(setup.model()), call, ClientState(), 0)
+    assert sampling_rate(client) == 12 / 32
 
 
 def test_a_loss_over_the_batch_is_taken_example_by_example() -> None:
