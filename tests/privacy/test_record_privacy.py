@@ -282,7 +282,7 @@ def test_a_run_has_a_ledger_and_resumes_with_equal_bits(tmp_path: Path) -> None:
     [
         (["algorithm.name=moon"], "MOON has its own fit and objective, which may go round it"),
         (["algorithm.name=fedpeft", "algorithm.aggregation=fisher"], "sends squared gradients"),
-        (["algorithm.name=scaffold", "local.optimizer=sgd"], "Scaffold has its own fit"),
+        (["algorithm.name=scaffold", "local.optimizer=sgd"], "Scaffold has its own local_training, which may go round it"),
     ],
 )
 def test_methods_without_it_are_refused_before_round_1(overrides: list[str], message: str) -> None:
