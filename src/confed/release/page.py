@@ -22,7 +22,7 @@ Entry = Mapping[str, Any]
 
 CSS = (
     ".note{overflow-wrap:anywhere}figure svg{max-width:620px}"
-    "#limits td:first-child,#gives-away td:first-child{min-width:9.5em}"
+    "#limits td:first-child,#gives-away td:first-child{min-width:9.5em}#not-examined td{white-space:normal}"
     "@media print{table td,table th{overflow-wrap:normal!important;word-break:normal!important;padding:1px 8px}"
     "figure svg{max-width:400px}h3,h3+p{break-after:avoid}table{break-inside:avoid}}"
 )
