@@ -25,10 +25,10 @@ SMALL = (
     "data.partition=iid", "run.gallery=0", "local.lr=0.01", "local.epochs=3", "run.evaluate_every=0",
 )  # fmt: skip
 CAPTIONS = (
-    "study.methods=[]", "algorithm.name=fedavg", "data.texts=0", "data.documents=0", "data.reader=false",
-    "data.train=12", "data.validation=2", "data.test=2", "data.captions=1", "data.unseen=[]", "task.beams=1",
-    "model.width=32", "model.layers=1", "run.rounds=3", "run.evaluate_every=0", "run.gallery=0", "local.lr=8e-3",
-    "local.epochs=4", "local.batch_size=8",
+    "study.methods=[]", "algorithm.name=fedavg", "run.workers=1", "data.texts=0", "data.documents=0",
+    "data.reader=false", "data.train=12", "data.validation=2", "data.test=2", "data.captions=1", "data.unseen=[]",
+    "task.beams=1", "model.width=32", "model.layers=1", "run.rounds=3", "run.evaluate_every=0", "run.gallery=0",
+    "local.lr=8e-3", "local.epochs=4", "local.batch_size=8",
 )  # fmt: skip
 TWO_SITES = (
     "run.without=['educational', 'natural', 'home', 'commercial']", "data.train=20", "local.epochs=12",
