@@ -26,7 +26,7 @@ from confed.federation.record_gradients import RecordGradients, sampling_rate, u
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
 from confed.federation.train import Objective, train, trained
-from confed.privacy.accountant import poisson_epsilon
+from confed.privacy.accountant import LOSS_STEP, poisson_epsilon
 from confed.privacy.audit import audited_epsilon
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder, read_jsonl
@@ -223,6 +223,16 @@ def test_epsilon_agrees_with_renyi_divergences() -> None:
     assert 0.85 * upper < value <= upper
 
 
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.45, 256 / 704, 30), (7.7, 256 / 704, 30), (1.5, 0.05, 400)])
+def test_ten_times_finer_losses_confirm_epsilon(noise: float, rate: float, steps: int) -> None:
+    library = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    accountant = pld.PLDAccountant(library.NeighboringRelation.ADD_OR_REMOVE_ONE, LOSS_STEP / 10)
+    accountant.compose(library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise)), steps)
+    finer = accountant.get_epsilon(1e-5)
+    assert finer <= poisson_epsilon(noise, rate, steps, 1e-5) <= finer + 1e-3
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [(nn.Sequential(nn.BatchNorm1d(2)), "normalises over the examples of a batch"), (nn.Linear(2, 2), "")],
@@ -282,7 +292,10 @@ def test_a_run_has_a_ledger_and_resumes_with_equal_bits(tmp_path: Path) -> None:
     [
         (["algorithm.name=moon"], "MOON has its own fit and objective, which may go round it"),
         (["algorithm.name=fedpeft", "algorithm.aggregation=fisher"], "sends squared gradients"),
-        (["algorithm.name=scaffold", "local.optimizer=sgd"], "Scaffold has its own local_training, which may go round it"),
+        (
+            ["algorithm.name=scaffold", "local.optimizer=sgd"],
+            "Scaffold has its own local_training, which may go round it",
+        ),
     ],
 )
 def test_methods_without_it_are_refused_before_round_1(overrides: list[str], message: str) -> None:
