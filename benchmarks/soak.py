@@ -272,6 +272,10 @@ def growth(memory: dict[int, float]) -> float:
     return float(np.polyfit(settled, [memory[round] for round in settled], 1)[0]) if len(settled) > 2 else 0.0
 
 
+def whole_megabytes(memory: dict[int, float]) -> list[int]:
+    return [round(megabytes) for megabytes in memory.values()]
+
+
 def soak(
     engine: Literal["flower", "flare"],
     root: Path,
@@ -298,8 +302,8 @@ def soak(
         "seconds_bad": bad["seconds"],
         **{f"{party}_mb": max(memory.values()) for party, memory in bad["memory"].items()},
         **{f"{party}_mb_per_round": growth(memory) for party, memory in bad["memory"].items()},
-        **{f"{party}_mb_by_round": [round(mb) for mb in memory.values()] for party, memory in bad["memory"].items()},
-        **{f"{party}_straight": [round(mb) for mb in memory.values()] for party, memory in straight["memory"].items()},
+        **{f"{party}_mb_by_round": whole_megabytes(memory) for party, memory in bad["memory"].items()},
+        **{f"{party}_straight": whole_megabytes(memory) for party, memory in straight["memory"].items()},
     }  # fmt: skip
 
 

@@ -373,6 +373,23 @@ def test_a_question_that_may_not_wait_is_answered_at_once(tmp_path: Path) -> Non
                 assert not pulled(**{"confed-wait": odd}).messages_list
 
 
+def test_a_site_that_asks_for_messages_needs_no_heartbeat(tmp_path: Path) -> None:
+    make_key(tmp_path / "key")
+    key = read_key(tmp_path / "key")
+    with open_superlink({read_public(public_of(key)): "one"}) as (grid, port):
+        site = SuperNode(f"127.0.0.1:{port}", key, None)
+        with site.client() as client:
+            node = site.enter(client)
+
+            def online_until() -> float:
+                return grid.inbox.state.get_node_info(node_ids=[node.node_id])[0].online_until
+
+            before = online_until()
+            time.sleep(0.01)
+            client.call("pull-messages", PullMessagesRequest(node=node), PullMessagesResponse)
+            assert online_until() > before
+
+
 def test_an_older_request_of_a_site_takes_no_message() -> None:
     """Its connection may have broken, and what it took would be lost."""
 

@@ -27,6 +27,7 @@ from confed.engines.flower.objects import PIECE, carried, carry
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
+    HEARTBEAT_MIN_INTERVAL,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
@@ -203,6 +204,8 @@ class FleetApplication:
 
     async def _pull(self, call: PullMessagesRequest, who: str, seconds: float) -> PullMessagesResponse:
         inbox = self._inbox
+        # A site that asks is alive, also where its heartbeats hang on a connection over which nothing comes any more.
+        inbox.state.acknowledge_node_heartbeat(call.node.node_id, HEARTBEAT_MIN_INTERVAL)
         waiting = inbox.polls.begin(call.node.node_id) if seconds else None
 
         def next_message(reply: bytes | None = None) -> PullMessagesResponse | None:

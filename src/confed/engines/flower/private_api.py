@@ -13,7 +13,7 @@ from flwr.app.message import (
 )
 from flwr.common.constant import (
     HEARTBEAT_DEFAULT_INTERVAL,  # superlink: seconds after which Flower ends a run without heartbeat
-    HEARTBEAT_MIN_INTERVAL,  # supernode: seconds between a node's heartbeats
+    HEARTBEAT_MIN_INTERVAL,  # fleet_api, supernode: seconds between a node's heartbeats
     NOOP_ACCOUNT_NAME,  # grid: owner of the nodes, without accounts
     NOOP_FLWR_AID,  # grid: owner of nodes and run, without accounts
     SUPERLINK_NODE_ID,  # grid: source of the server's messages
