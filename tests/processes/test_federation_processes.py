@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -17,6 +20,7 @@ from confed.deployment.demo import demonstrate, free_port, parties, started
 from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
 from confed.deployment.roles import Role
 from confed.deployment.roster import add_officer
+from confed.federation.wire import decode_state
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.runs.run import run
@@ -131,6 +135,44 @@ def test_a_site_killed_in_a_round_rejoins(tmp_path: Path) -> None:
         with started({"cold": commands["cold"]}):
             ended(running["server"], log)
     same_as_simulated(recipe, tmp_path)
+
+
+def test_a_site_killed_in_the_middle_of_a_fit_loses_few_steps(tmp_path: Path) -> None:
+    """What its training writes down every four steps is never further back than where it was killed."""
+    recipe = recipe_of("fedper", "run.rounds=2", "local.epochs=80", "local.batch_size=4")
+    commands = made(tmp_path, recipe, "--minimum", "3")
+    site = tmp_path / "sites" / "cold"
+    command, where = commands["cold"]
+    commands["cold"] = ([*command, "--checkpoint", "4 steps"], where)
+
+    def step() -> int:
+        """The step of the newest checkpoint; 0 where there is none."""
+        for path in (site / "private" / "steps").glob("*/1"):
+            with suppress(OSError):
+                return int(decode_state(path.read_bytes()).scalars["step"])
+        return 0
+
+    with started(commands) as running:
+        steps_until(step, 40, running["server"])
+        running["cold"].send_signal(signal.SIGKILL)
+        running["cold"].wait()
+        killed_at = step()
+        with started({"cold": commands["cold"]}):
+            first_steps = steps_until(step, killed_at + 1, running["server"])
+            ended(running["server"], tmp_path / "server" / "log.txt")
+    assert min(first_steps) == killed_at >= 40  # what was done before is not done again
+    same_as_simulated(recipe, tmp_path)
+
+
+def steps_until(step: Callable[[], int], least: int, server: Popen[bytes]) -> set[int]:
+    """The steps of a site's checkpoints, up to the first that is not below another."""
+    seen = set[int]()
+    while max(seen, default=0) < least:
+        assert server.poll() is None
+        if (number := step()) > 0:
+            seen.add(number)
+        time.sleep(0.001)
+    return seen
 
 
 def test_a_site_that_is_away_for_rounds_catches_up(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.metrics.scores import summarise
 from confed.models.tokenizer import known_words
 from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import Recipe
@@ -51,7 +52,6 @@ from confed.runs.run import Runner
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, ignore
 from confed.system.folder_lock import alone
-from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors

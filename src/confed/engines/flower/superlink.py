@@ -30,7 +30,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from confed.engines.flower.fleet_api import ANONYMOUS, fleet_application
+from confed.engines.flower.fleet_api import ANONYMOUS, FleetApplication
 from confed.engines.flower.grid import SuperLinkGrid, link_state, piece_store
 from confed.engines.flower.private_api import HEARTBEAT_DEFAULT_INTERVAL
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
@@ -373,11 +373,11 @@ def open_superlink(
     store = piece_store(waiting)
     state = link_state(names, store)
     grid = SuperLinkGrid(state.state(), store, largest)
-    application = fleet_application(state, names, grid, limits.body, refusal)
+    application = FleetApplication(names, grid, limits.body, refusal)
     config = uvicorn.Config(
         application, host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
-        h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
+        h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30, lifespan="off", proxy_headers=False,
     )  # fmt: skip
     server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
     if certificate is not None and key is not None:

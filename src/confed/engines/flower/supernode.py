@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -116,11 +117,16 @@ def read_public(text: str) -> bytes:
     return public_key_to_bytes(key)
 
 
+@lru_cache(8)
+def _public_header(key: ec.EllipticCurvePrivateKey) -> str:
+    return b64encode(public_key_to_bytes(key.public_key())).decode()
+
+
 def signed_headers(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> dict[str, str]:
     """Headers with a site's public key and its signature of the time; the server's clock is so many seconds ahead."""
     timestamp = (now() + timedelta(seconds=ahead)).isoformat()
     return {
-        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        FLEET_HTTP_PUBLIC_KEY_HEADER: _public_header(key),
         TIMESTAMP_HEADER: timestamp,
         FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
     }
@@ -338,8 +344,8 @@ class SuperNode:
         seconds = time.perf_counter() - began
         # A reply lasts as long as its request, by the server's clock; by ours that time may be over.
         reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
             bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
             pieces = _small(parts) if inline and not reply.has_error() else None
             if pieces is not None:
