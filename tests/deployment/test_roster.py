@@ -80,7 +80,7 @@ class Led:
             self.connected = {name for name, status in event.sites.items() if status.state != "away"}
         elif isinstance(event, RunProgress) and event.stage == "training":
             self.at_round.pop(event.round, lambda: None)()
-            time.sleep(0.0 if self.connected >= self.awaited else 0.2)  # rounds must not end before it is here
+            time.sleep(0.0 if self.connected >= self.awaited else 0.6)  # rounds must not end before it is here
 
     def lead(self) -> None:
         leading = Leading(
@@ -176,7 +176,7 @@ def test_a_revoked_site_is_out_at_once_and_the_run_goes_on(kit: Path, monkeypatc
 
 def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-    led = Led(kit, 30, monkeypatch)
+    led = Led(kit, 12, monkeypatch)
 
     def into() -> None:
         quarantine_site(led.server, "warm", release=False)
@@ -198,7 +198,7 @@ def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.Mo
 def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
     revoke_site(kit / "server", "cold", None)
-    led = Led(kit, 30, monkeypatch)
+    led = Led(kit, 12, monkeypatch)
 
     def more() -> None:
         public = public_of(read_key(kit / "sites" / "cold" / "key"))
@@ -212,7 +212,7 @@ def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypa
         pass
     assert led.rounds()[:2] == [["both", "warm"]] * 2
     assert led.rounds()[-1] == sorted(SITES_OF)
-    assert len(led.rounds()) == 30
+    assert len(led.rounds()) == 12
     assert "site cold was added" in led.said
     assert set(led.summary["membership"]["evaluated"]) == set(SITES_OF)
 
