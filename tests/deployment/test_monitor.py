@@ -1,6 +1,9 @@
 """Page, metrics, notices and logs of a running server or site."""
 
 import json
+import shutil
+import socketserver
+import subprocess
 import threading
 import time
 import urllib.error
@@ -162,6 +165,53 @@ def test_a_notice_is_sent_when_a_site_falls_out(hook: tuple[str, list[str]], tmp
     assert len(events) == 6
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(line).items() >= {"level": "info", "text": "done", "round": 2}.items()
+
+
+class _Mailbox(socketserver.StreamRequestHandler):
+    letters: list[str]
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 mailbox\r\n")
+        answers = {"DATA": b"354 go on\r\n", "QUIT": b"221 bye\r\n"}
+        while command := self.rfile.readline().decode().strip().upper():
+            self.wfile.write(answers.get(command, b"250 ok\r\n"))
+            if command == "DATA":
+                self.letters.append("".join(iter(lambda: self.rfile.readline().decode(), ".\r\n")))
+                self.wfile.write(b"250 ok\r\n")
+
+
+def test_a_notice_goes_by_mail(tmp_path: Path) -> None:
+    letters: list[str] = []
+    kind = type("Mailbox", (_Mailbox,), {"letters": letters})
+    with socketserver.TCPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        address = f"smtp://127.0.0.1:{server.server_address[1]}/weber@example.org"
+        with monitored(lambda event: None, tmp_path, "clinics", notify=address) as progress:
+            for state in ("idle", "away"):
+                progress(SiteStates({"north": SiteStatus(state, "timed out" if state == "away" else "")}))
+        thread.join(10)
+    (letter,) = letters
+    assert "Subject: clinics: site north fell out timed out\r\n" in letter
+    assert "To: weber@example.org\r\n" in letter
+
+
+BROWSER = shutil.which("chromium")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs the browser chromium")
+@pytest.mark.parametrize("size", ["1280,900", "390,844"], ids=["desktop", "phone"])
+def test_a_browser_shows_sites_rounds_and_news(page: str, size: str, tmp_path: Path) -> None:
+    command = [
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
+        f"--window-size={size}", "--virtual-time-budget=3000", "--dump-dom", page,
+    ]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    assert "<dt>rounds</dt><dd>3 of 10</dd>" in shown
+    assert "<dt>ε spent</dt><dd>1.50</dd>" in shown
+    assert '<td class="">south &lt;b&gt;</td><td class="bad">away</td>' in shown
+    assert "client 'south' left out of round 3" in shown
+    assert shown.count('<a href="') == 2  # what an auditor reads beside the page
 
 
 def test_a_notice_that_cannot_be_sent_costs_nothing(tmp_path: Path) -> None:

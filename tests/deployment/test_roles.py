@@ -258,6 +258,7 @@ def test_who_is_revoked_reads_nothing_from_then_on(root: Path) -> None:
         with urllib.request.urlopen(f"{base}/?token={token}", timeout=10) as answer:
             assert answer.headers["Set-Cookie"].startswith(f"confed={token};")  # and not the page's own token
         revoke_site(server, "bob", None)
+        assert not key_of(root, Role.auditor).exists()
         code, text = got(f"{base}/", token)
         assert (code, text) == (403, "this pass is of nobody in this federation, who may not read the server's page\n")
         add_officer(server, "bob", Role.auditor, "", None, again=True)

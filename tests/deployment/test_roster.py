@@ -17,7 +17,7 @@ from command import exit_code
 from confed.deployment.authority import issue_server, make_authority, make_key
 from confed.deployment.flower import TRANSPORT
 from confed.deployment.manifest import accept, check_serial, verified
-from confed.deployment.policy import SitePolicy
+from confed.deployment.policy import SitePolicy, read_policy
 from confed.deployment.provision import SITES, Federation, provision, read_sites
 from confed.deployment.roster import (
     QUARANTINE,
@@ -29,7 +29,7 @@ from confed.deployment.roster import (
     rotate_authority,
 )
 from confed.deployment.site import open_site
-from confed.deployment.transports import Leading
+from confed.deployment.transports import Joining, Leading
 from confed.engines.flower.supernode import SuperNode, public_of, read_key, read_public
 from confed.engines.flower.transport import client_app
 from confed.engines.remote.client import Site
@@ -58,7 +58,8 @@ class Led:
         self.said: list[str] = []
         self.port, self.summary = 0, dict[str, Any]()
         self.error: BaseException | None = None
-        self.connected, self.awaited = set[str](), set[str]()
+        self.connected, self.awaited, self.notes = set[str](), set[str](), dict[str, str]()
+        self.wait = 60.0
         self.at_round: dict[int, Callable[[], None]] = {}
         self.stop, self.threads = threading.Event(), list[threading.Thread]()
         turn, handle = threading.Lock(), Site.handle
@@ -75,13 +76,16 @@ class Led:
             if event.text.startswith("listening on"):
                 self.port = int(event.text.split(":")[1].split(",")[0])
         elif isinstance(event, SiteStates):
+            self.notes = {name: status.note for name, status in event.sites.items()}
             self.connected = {name for name, status in event.sites.items() if status.state != "away"}
         elif isinstance(event, RunProgress) and event.stage == "training":
             self.at_round.pop(event.round, lambda: None)()
-            time.sleep(0.0 if self.connected >= self.awaited else 0.2)  # rounds must not end before it is here
+            time.sleep(0.0 if self.connected >= self.awaited else 0.6)  # rounds must not end before it is here
 
     def lead(self) -> None:
-        leading = Leading(self.kit / "state", self.server, port=0, timeouts=Timeouts(1, 60.0, 0.5, 0.05), wait=60.0)
+        leading = Leading(
+            self.kit / "state", self.server, port=0, timeouts=Timeouts(1, 60.0, 0.5, 0.05), wait=self.wait
+        )
         try:
             self.summary = TRANSPORT.lead(self.recipe, leading, self.tell)
         except BaseException as error:
@@ -131,6 +135,32 @@ def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def test_the_coordinator_reads_why_a_site_does_not_join(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    led, folder = Led(kit, 2, monkeypatch), kit / "sites" / "both"
+    led.wait = 8.0
+    (folder / "policy.toml").write_text("rounds = 1\n")
+    refused: list[str] = []
+
+    def join() -> None:
+        joining = Joining(
+            "both", folder / "private", f"localhost:{led.port}", folder / "ca.crt", folder / "key",
+            policy=read_policy(folder / "policy.toml"),
+        )  # fmt: skip
+        try:
+            TRANSPORT.join(led.recipe, joining, None, threading.Event(), lambda event: None)
+        except ValueError as error:
+            refused.append(str(error))
+
+    with led.running("warm", "cold"):
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        led.threads.append(thread)
+    assert refused == ["this site's policy, line 1, rounds = 1: the recipe has 2 rounds"]
+    assert f"cannot take part: Refused: {refused[0]}" in led.notes["both"]
+    assert led.rounds() == [["cold", "warm"]] * 2
+
+
 def test_a_revoked_site_is_out_at_once_and_the_run_goes_on(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
     led = Led(kit, 4, monkeypatch)
@@ -146,7 +176,7 @@ def test_a_revoked_site_is_out_at_once_and_the_run_goes_on(kit: Path, monkeypatc
 
 def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-    led = Led(kit, 30, monkeypatch)
+    led = Led(kit, 12, monkeypatch)
 
     def into() -> None:
         quarantine_site(led.server, "warm", release=False)
@@ -168,7 +198,7 @@ def test_a_site_in_quarantine_is_asked_nothing(kit: Path, monkeypatch: pytest.Mo
 def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
     revoke_site(kit / "server", "cold", None)
-    led = Led(kit, 30, monkeypatch)
+    led = Led(kit, 12, monkeypatch)
 
     def more() -> None:
         public = public_of(read_key(kit / "sites" / "cold" / "key"))
@@ -182,7 +212,7 @@ def test_a_site_that_is_added_takes_part_from_the_next_round(kit: Path, monkeypa
         pass
     assert led.rounds()[:2] == [["both", "warm"]] * 2
     assert led.rounds()[-1] == sorted(SITES_OF)
-    assert len(led.rounds()) == 30
+    assert len(led.rounds()) == 12
     assert "site cold was added" in led.said
     assert set(led.summary["membership"]["evaluated"]) == set(SITES_OF)
 

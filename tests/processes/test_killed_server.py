@@ -36,7 +36,7 @@ class Killable:
         self.commands["server"] = ([*lead, "--minimum", str(minimum), "--away", "10", "--wait", "30"], where)
         for name in ("server", *sites):
             self.begin(name)
-        until(self.log, "round 2/")
+        until(self.log, "round 2/")  # so that round 1 has its checkpoint
 
     def begin(self, name: str) -> None:
         (process,) = self.running.enter_context(started({name: self.commands[name]})).values()
@@ -102,7 +102,7 @@ def test_a_site_is_revoked_while_the_server_is_killed(led: Killable) -> None:
     led.kill("loss")
     rounds = led.rounds()
     without = rounds.index(TWO)
-    assert without >= 2
+    assert without >= 1
     assert rounds == [ALL] * without + [TWO] * (ROUNDS - without)
     assert set(read_sites(led.server / LIST)) == {"warm", "both"}
 
@@ -117,7 +117,7 @@ def test_quarantine_and_its_end_while_the_server_is_killed(led: Killable) -> Non
     led.kill()
     led.kill("loss")
     rounds = led.rounds()
-    assert rounds[:2] == [ALL] * 2
+    assert rounds[0] == ALL
     assert rounds[-2:] == [ALL] * 2
     assert TWO in rounds
 

@@ -62,9 +62,7 @@ def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
     path, unfinished = folder / KEY, (folder / KEY).is_file() and not (folder / CERTIFICATE).is_file()
     key = load_private(path.read_bytes(), str(path)) if unfinished else ec.generate_private_key(ec.SECP384R1())
     name = _named("confed federation authority")
-    builder = _begun(name, name, key.public_key(), days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(authority=True), critical=True)
+    builder = _begun(name, name, key.public_key(), days, authority=True)
     identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = builder.add_extension(identity, critical=False).sign(key, hashes.SHA384())
     data = certificate.public_bytes(Encoding.PEM)
@@ -93,11 +91,9 @@ def issue_server(server: Path, authority: Path, host: str, days: int) -> bytes:
     except (OSError, ValueError) as error:
         raise ValueError(f"{authority} must hold an authority's {KEY} and {CERTIFICATE}: {error}") from error
     key = ec.generate_private_key(ec.SECP384R1())
-    builder = _begun(_named(host), root.subject, key.public_key(), days)
+    builder = _begun(_named(host), root.subject, key.public_key(), days, authority=False)
     names = [_alternative(name) for name in dict.fromkeys((host, "localhost", "127.0.0.1"))]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(authority=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     identity = x509.SubjectKeyIdentifier.from_public_key(root.public_key())
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity)
@@ -143,14 +139,20 @@ def _named(text: str) -> Any:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _begun(subject: Any, issuer: Any, key: Any, days: int) -> Any:
-    """A certificate before its extensions, valid from an hour ago, as clocks may be behind."""
+def _begun(subject: Any, issuer: Any, key: Any, days: int, *, authority: bool) -> Any:
+    """A certificate of an authority or of a server, valid from an hour ago, as clocks may be behind."""
     from cryptography import x509
 
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start)
-    return builder.not_valid_after(start + datetime.timedelta(days=days, hours=1))
+    builder = builder.not_valid_after(start + datetime.timedelta(days=days, hours=1))
+    usage = x509.KeyUsage(
+        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _alternative(name: str) -> Any:
@@ -160,12 +162,3 @@ def _alternative(name: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _usage(*, authority: bool) -> Any:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip

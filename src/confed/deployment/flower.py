@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 from confed.deployment.authority import settle_key
@@ -16,10 +16,14 @@ from confed.deployment.transports import FederationTransport, Joining, Leading, 
 from confed.engines.flower import superlink
 from confed.engines.flower.supernode import SuperNode, public_of, read_key, read_public
 from confed.engines.flower.transport import FlowerTransport, client_app
+from confed.engines.remote.client import RefusingSite
+from confed.engines.remote.protocol import Refused
 from confed.recipes.recipe import Recipe
 from confed.system import events
 from confed.system.events import Note, Progress
 from confed.system.folder_lock import exclusive
+
+TELLING, STAYING = 30.0, 5.0  # seconds: of a site that refuses, to reach the server, and to let it read why
 
 
 class FlowerFederation:
@@ -82,16 +86,29 @@ class FlowerFederation:
         with exclusive(private):
             if signature is not None:
                 accept(private, *signature)
-            site = open_site(
-                recipe, joining.site, private, tell, policy=joining.policy,
-                signer=signer_by_list(recipe, joining.site, joining.key, joining.members, signed),
-                over=stop.set if joining.once else lambda: None, checkpoint=joining.checkpoint,
-            )  # fmt: skip
+            try:
+                site = open_site(
+                    recipe, joining.site, private, tell, policy=joining.policy,
+                    signer=signer_by_list(recipe, joining.site, joining.key, joining.members, signed),
+                    over=stop.set if joining.once else lambda: None, checkpoint=joining.checkpoint,
+                )  # fmt: skip
+            except Refused as error:
+                self._tell_why(str(error), SuperNode(joining.server, secret, root, progress=progress), stop)
+                raise
             node = SuperNode(joining.server, secret, root, largest=site.largest, progress=tell)
             gone = node.serve(client_app(lambda _: site), stop, joining.patience if joining.once else math.inf)
         if gone:
             progress(Note(f"{gone}: the run may be over; {ASK_FOR_IT}"))
         return not gone and site.problem is None
+
+    def _tell_why(self, why: str, node: SuperNode, stop: Event) -> None:
+        """A policy's refusal, read by the coordinator where the server can be reached."""
+        # A server reads the answer to its greeting while the connection lasts.
+        ends = Timer(TELLING, stop.set), Timer(STAYING, stop.set)
+        ends[0].start()
+        node.serve(client_app(lambda _: RefusingSite(why, ends[1].start)), stop, TELLING)
+        for end in ends:
+            end.cancel()
 
     def commands(self, port: int) -> tuple[str, str]:
         lead = f"--state state --tls . --port {port}"

@@ -217,12 +217,7 @@ def add_officer(server: Path, name: str, role: Role, public: str, private: Path 
         raise ValueError(f"{name!r} is on the list already: --again gives them another key, `revoke` removes them")
     check_name(name)
     _check_newcomer(server, name, role, public)
-    if not public:
-        key = server.parent / "officers" / name / "key"
-        key.parent.mkdir(parents=True, exist_ok=True)
-        if again:
-            key.unlink(missing_ok=True)
-        public = make_key(key)
+    public = public or _key_in(server.parent / "officers" / name, name, again, listed=False)
     _write_officers(server, {**officers, name: (role, public)}, authority)
 
 
@@ -265,6 +260,7 @@ def revoke_site(server: Path, name: str, private: Path | None) -> list[Path]:
     authority = private or key_of_authority(server)
     check_key(server, authority, Action.revoke)
     if name in officers:
+        (server.parent / "officers" / name / "key").unlink(missing_ok=True)  # first: it must not come back unasked
         del officers[name]
         _write_officers(server, officers, authority)
         return [server]

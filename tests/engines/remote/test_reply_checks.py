@@ -421,5 +421,5 @@ def test_a_site_that_comes_late_is_told_when_it_takes_part(tmp_path: Path) -> No
     letters.since[2] = late
     remote.sites.look(always=True)
     remote.sites.look(always=True)
-    assert "takes part when the server is started again" in remote.sites.status["client-2"].note
+    assert "takes part from the next round" in remote.sites.status["client-2"].note
     assert json.dumps(remote.sites.status["client-0"].note) == '""'

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from confed.engines.flower.grid import SuperLinkGrid
-from confed.engines.remote.client import Site
+from confed.engines.remote.client import RefusingSite, Site
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Request, seal
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message as Content
@@ -111,7 +111,8 @@ class FlowerTransport:
 
 
 def client_app(
-    site: Callable[[Context], Site], alone: Callable[[Context], AbstractContextManager[None]] = lambda _: nullcontext()
+    site: Callable[[Context], Site | RefusingSite],
+    alone: Callable[[Context], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> ClientApp:
     """A Flower application that answers for a site."""
     app = ClientApp()

@@ -335,6 +335,20 @@ class Guard(Protocol):
         ...
 
 
+class RefusingSite:
+    """A site that takes no part, as its policy says: it tells the server why, and nothing else."""
+
+    def __init__(self, why: str, told: Callable[[], None]) -> None:
+        self._why, self._told = why, told
+
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """The reason, whatever is asked."""
+        request = Request.from_bytes(head, Limits())
+        if request.action == HELLO:
+            self._told()
+        return Answer(request.id, redact(f"Refused: {self._why}"), False, 0.0).to_bytes(), seal(Message())
+
+
 class Site:
     """Client end of a federation across machines."""
 

@@ -257,7 +257,7 @@ class SiteRegistry:
         self.lines[claimed] = (number, connection)
         self.missing.pop(claimed, None)
         late = self.members is not None and claimed not in self.members
-        self.note(claimed, "idle", "came after the run began: it takes part when the server is started again" * late)
+        self.note(claimed, "idle", "came after the run began: it takes part from the next round" * late)
 
     def note(self, name: str, state: str, note: str = "") -> None:
         """Record of what a site does, and of its error if there is one."""
