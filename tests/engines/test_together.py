@@ -29,7 +29,8 @@ from confed.federation.local import Local
 from confed.federation.messages import Message
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
-from confed.federation.train import Objective, global_logits
+from confed.federation.teacher import global_logits
+from confed.federation.train import Objective
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny

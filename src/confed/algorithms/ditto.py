@@ -41,11 +41,7 @@ class Ditto(Algorithm):
 
     lam: Annotated[float, NOT_NEGATIVE] = 0.1
     traits = Traits(
-        steps_alone=True,
-        unbatchable_reason="",
-        group="personalisation",
-        neutral={},
-        search={"lam": (0.01, 0.1, 1.0, 10.0)},
+        steps_alone=True, unbatchable_reason="", group="personalisation", search={"lam": (0.01, 0.1, 1.0, 10.0)}
     )
 
     @keeps_protections("record_privacy")

@@ -61,13 +61,13 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import action, keeps_protections
+from confed.federation.algorithm import action, keeps_protections, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.families.last_head import fit_heads, train_head
-from confed.federation.messages import Flow, Message, Reply
+from confed.federation.families.last_head import personalise_all, train_head
+from confed.federation.messages import Flow, Message
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
@@ -208,10 +208,7 @@ class FedDAT(FisherWeighted):
             "*": Scope.FROZEN,
         }
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
     def sharing(self, model: nn.Module) -> AbstractContextManager[None]:
         """A_s alone."""
@@ -220,7 +217,9 @@ class FedDAT(FisherWeighted):
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Training of every client's head on the final A_s, if ``head_epochs`` asks for it."""
-        return (yield from fit_heads(self, server, clients, self.head_epochs))
+        if not self.head_epochs:
+            return server
+        return (yield from personalise_all(self, server, clients, "fit_head", epochs=self.head_epochs))
 
     # Client ------------------------------------------------------------------------------------------------
 

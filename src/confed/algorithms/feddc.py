@@ -118,11 +118,6 @@ class FedDC(Corrected):
         return self.aggregate(server, replies)
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """Every client counts the same."""
-        return 1.0
-
-    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean drift; and the new g."""
         drifts = server.slots[DRIFT]

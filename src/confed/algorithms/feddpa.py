@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import action, keeps_protections
+from confed.federation.algorithm import action, keeps_protections, weight_by_setting
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.messages import Call, Flow, Message, Reply
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, SHARE
@@ -143,10 +143,7 @@ class FedDPA(FisherWeighted):
 
     # Server ------------------------------------------------------------------------------------------------
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:

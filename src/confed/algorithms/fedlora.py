@@ -48,7 +48,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Protection, keeps_protections
+from confed.federation.algorithm import Protection, keeps_protections, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import still
@@ -266,10 +266,7 @@ class FedLoRA(FisherWeighted):
 
     # Server ------------------------------------------------------------------------------------------------
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:

@@ -12,12 +12,12 @@ from typing import Annotated, Literal, Self
 
 from torch import nn
 
-from confed.federation.algorithm import action, keeps_protections
+from confed.federation.algorithm import action, keeps_protections, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.families.last_head import fit_heads, train_head
-from confed.federation.messages import Flow, Message, Reply
+from confed.federation.families.last_head import personalise_all, train_head
+from confed.federation.messages import Flow, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE
@@ -55,15 +55,14 @@ class FedPEFT(FisherWeighted):
         """Heads are private, the rest of what is trained is shared; a ``ValueError`` before :meth:`configure`."""
         return {**head_rules(self.head, "FedPEFT"), "*": Scope.SHARED}
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Training of every client's head on the final average, if ``head_epochs`` asks for it."""
-        return (yield from fit_heads(self, server, clients, self.head_epochs))
+        if not self.head_epochs:
+            return server
+        return (yield from personalise_all(self, server, clients, "fit_head", epochs=self.head_epochs))
 
     @action
     def fit_head(self, client: Client, message: Message) -> Message:

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import Algorithm, action, keeps_protections, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.last_head import personalise_all
 from confed.federation.families.meta import keep_adapted, look_ahead
-from confed.federation.messages import Flow, Message, Reply
+from confed.federation.messages import Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
@@ -62,10 +62,7 @@ class PerFedAvg(Algorithm):
     weighting: Literal["uniform", "examples"] = "uniform"
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 0
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
     def objective(self, client: Client) -> Objective:
         """The loss after an inner step."""

@@ -30,10 +30,9 @@ from typing import Annotated, Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import keeps_protections
+from confed.federation.algorithm import weight_by_setting
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.messages import Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE
@@ -93,10 +92,7 @@ class PFedMMA(FisherWeighted):
         """The middle projections are shared, everything else that is trained is private."""
         return {f"{MIDDLE}.*": Scope.SHARED, "*": Scope.PRIVATE}
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """1, or the client's number of training examples."""
-        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+    weight = weight_by_setting
 
 
 def _places(model: nn.Module, adapters: tuple[str, ...], tied: bool) -> list[tuple[str, nn.Module]]:

@@ -32,7 +32,7 @@ from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.drift import Corrected
 from confed.federation.messages import Call, Flow, Message, Reply
-from confed.federation.params import Params, Scope
+from confed.federation.params import Params
 from confed.federation.state import ServerState
 from confed.federation.train import LocalTraining, TaskLoss, Train, travelled
 from confed.federation.traits import Traits
@@ -81,11 +81,6 @@ class Scaffold(Corrected):
         return self.aggregate(server, replies)
 
     @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """Every client counts the same."""
-        return 1.0
-
-    @keeps_protections("robust", "secure_sum", "update_privacy")
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort, and the sum of the variates with the cohort's changes."""
         answered = 0
@@ -105,22 +100,15 @@ class Scaffold(Corrected):
     # Client ------------------------------------------------------------------------------------------------
 
     def local_training(self, client: Client, message: Message) -> LocalTraining:
-        """Local training with the corrected gradient; the reply has the weights and the change of c_k.
-
-        Raises:
-            ValueError: the model's buffers are unknown because :meth:`configure` was not called.
-        """
+        """Local training with the corrected gradient; the reply has the weights and the change of c_k."""
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
         everyone = {n.removeprefix(PREFIX): t for n, t in message.tensors.items() if n.startswith(PREFIX)}
         client.load(shared)
-        trained = {n for n in client.names(Scope.SHARED) if client.tensors[n].requires_grad}
-        if trained != set(everyone):
-            raise ValueError("SCAFFOLD does not know this model's buffers; call configure(model, task) before the run")
         local = client.local
         by_steps = self.variate == "steps" or (
             self.variate == "auto" and local.optimizer == "sgd" and not local.momentum
         )
-        client_variate = client.state.tensors.get(VARIATE) or {n: torch.zeros_like(c) for n, c in everyone.items()}
+        client_variate = client.state.tensors.get(VARIATE) or self.zeros(client)
         new = client_variate if by_steps else _gradient(client, list(everyone))
         loss = yield Train(self._corrected(client, {n: c - client_variate[n] for n, c in everyone.items()}))
         client.remember()

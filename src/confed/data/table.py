@@ -77,10 +77,6 @@ def _split(column: Tensor, rows: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     return gathered(column, rows).split(batch_size)
 
 
-def _part(parts: Callable[[], tuple[Tensor, ...]], place: int) -> Tensor:
-    return parts()[place]
-
-
 _TEXT = ("text", "text_mask")
 _BEFORE = ("before_text", "before_text_mask", "before_shown")
 
@@ -178,7 +174,7 @@ class Table:
         for block in order.split(batches * batch_size):
             columns = {name: cache(partial(_split, column, block, batch_size)) for name, column in self.columns.items()}
             for place, rows in enumerate(block.split(batch_size) if len(block) else ()):
-                gathers = {name: partial(_part, parts, place) for name, parts in columns.items()}
+                gathers = {name: lambda parts=parts, place=place: parts()[place] for name, parts in columns.items()}
                 yield RowBatch(source, rows, self._gathers(rows, gathers))
 
     @property

@@ -296,8 +296,7 @@ def _fit(
     if reason := unstacked_model(workspace.model, clients[0].task):
         return reason
     with refuse_random_numbers():
-        messages = [call.message for call in calls]
-        replies = replies_together(clients, setup.algorithm.local_training, messages, passes)
+        replies = replies_together(clients, setup.algorithm.local_training, [call.message for call in calls], passes)
     for client, reply in zip(clients, replies, strict=True):
         check_secrets(client, reply)
     return replies

@@ -251,3 +251,9 @@ class Algorithm(Evaluation):
     def actions(self) -> dict[str, Action]:
         """The named actions that a client offers."""
         return actions_of(self)
+
+
+@keeps_protections("robust", "secure_sum", "update_privacy")
+def weight_by_setting(self: Any, reply: Reply) -> float:
+    """The hook ``weight`` of a method with a setting ``weighting``: 1, or the client's number of training examples."""
+    return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)

@@ -5,9 +5,7 @@ k-th steps of several clients are computed together over stacked parameters (:mo
 Every client keeps its own batches, in its own order, its own optimiser state and its own number of steps; results are
 those of training one by one but for rounding, as the kernels for stacked matrices sum in another order.
 
-Evaluation of several clients' own models at once: their tensors stacked, one forward pass per step for all.
-
-Results are those of one model after the other but for rounding (:mod:`confed.federation.stacked`).
+Own models of several clients are evaluated at once in the same way.
 """
 
 import warnings

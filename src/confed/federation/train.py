@@ -1,8 +1,4 @@
-"""Local training loop over generators of losses.
-
-Optimisers, teachers and evaluation have modules of their own; their names can still be imported from here, as methods
-written for confed 0.1 do.
-"""
+"""Local training loop over generators of losses."""
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,20 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.batches import rows, to_device, training_batches
-from confed.federation.evaluate import Tallies, evaluate
-from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
+from confed.federation.local import Local, make_optimizer, set_rates
 from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind, Task
 from confed.federation.record_gradients import BATCH_NORMS, private_steps
 from confed.federation.specs import Contrasting, WeighsBatches
 from confed.federation.step_checkpoints import Position, TrainingCheckpoint
-from confed.federation.teacher import global_features, global_logits, once_per_round, teacher
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
-
-__all__ = ["Tallies", "evaluate", "global_features", "global_logits", "once_per_round", "scheduled_step", "teacher"]
 
 Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 """Yields the losses of one batch; :func:`train` steps after each before the next is computed.
@@ -51,19 +43,14 @@ class TaskLoss:
     change: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        """See :data:`Objective`."""
         loss = self.task.loss(model(batch), batch)
         yield loss if self.change is None else self.change(loss)
 
 
 @dataclass(frozen=True)
 class Train:
-    """A request of :meth:`Algorithm.local_training <confed.federation.algorithm.Algorithm.local_training>`.
-
-    Attributes:
-        objective: the losses of a batch, in the order of their steps.
-        epochs: instead of ``client.local.epochs`` or ``client.local.iterations``.
-        order: names the random stream that shuffles the examples; for a method that trains twice in a round.
-    """
+    """A request for :func:`train`, with its arguments, by a method's ``local_training``."""
 
     objective: Objective
     epochs: int | None = None

@@ -7,8 +7,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
+from confed.federation.messages import Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Task
 from confed.federation.state import ServerState
@@ -35,6 +36,11 @@ class Corrected(Algorithm):
         (name, server), = super().init(params, scopes).items()  # fmt: skip
         total = {n: torch.zeros_like(t) for n, t in server.params.items() if self.is_corrected(n, t)}
         return {name: replace(server, slots={self.slot: total})}
+
+    @keeps_protections("robust", "secure_sum", "update_privacy")
+    def weight(self, reply: Reply) -> float:
+        """Every client counts the same."""
+        return 1.0
 
     def zeros(self, client: Client) -> dict[str, Tensor]:
         """A client's correction before its first round; an error for a method that does not know the model."""

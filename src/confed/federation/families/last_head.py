@@ -55,42 +55,30 @@ class Deploying(Algorithm):
 # Fine-tuning of the final model at every client ---------------------------------------------------------------
 
 
-def personalise_all(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo], **scalars: Scalar) -> Flow:
-    """A method's ``finish``: every client runs the action ``personalise`` on the final global model.
+def personalise_all(
+    method: Algorithm,
+    server: ServerState,
+    clients: Sequence[ClientInfo],
+    action: str = "personalise",
+    **scalars: Scalar,
+) -> Flow:
+    """A method's ``finish``: every client runs an action on the final global model.
 
     Args:
         method: whose broadcast and action.
         server: after the last round; stays as it is.
         clients: the clients that take part.
+        action: what they do, such as ``fit_head`` of :func:`train_head`.
         **scalars: sent with the model, such as ``epochs``.
     """
     sent = [method.broadcast(server, client) for client in clients]
     messages = [Message(message.tensors, {**message.scalars, **scalars}) for message in sent]
-    for _ in (yield [Call(c, "personalise", message) for c, message in zip(clients, messages, strict=True)]):
+    for _ in (yield [Call(c, action, message) for c, message in zip(clients, messages, strict=True)]):
         pass
     return server
 
 
 # A last pass over clients' own heads --------------------------------------------------------------------------
-
-
-def fit_heads(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo], epochs: int) -> Flow:
-    """A method's ``finish``: every client is asked to ``fit_head`` on the final shared values.
-
-    Args:
-        method: whose action it is.
-        server: after the last round.
-        clients: all of them.
-        epochs: passes over a client's examples; 0 asks nobody.
-    """
-    if not epochs:
-        return server
-    replies = yield [
-        Call(c, "fit_head", Message(method.broadcast(server, c).tensors, {"epochs": epochs})) for c in clients
-    ]
-    for _ in replies:
-        pass
-    return server
 
 
 def train_head(method: Algorithm, client: Client, message: Message) -> Message:

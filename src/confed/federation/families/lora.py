@@ -189,16 +189,7 @@ def limit_rank(client: Client, rank: int | None) -> None:
 def train_and_prune(
     client: Client, objective: Objective, rank: int, *, decay: float, penalty: float, least: int
 ) -> Generator[Train, float, tuple[float, int]]:
-    """Local training with the penalty; the mean loss, and the rank that is left.
-
-    Args:
-        client: a client whose workspace is loaded.
-        objective: the losses of a batch.
-        rank: r.
-        decay: gamma; with 1 nothing is pruned.
-        penalty: lambda.
-        least: the smallest rank that is pruned to.
-    """
+    """Local training with the penalty lambda; the mean loss, and what is left of the rank with decay gamma."""
     least_rank = max(min(least, rank), int(decay * rank))
     if least_rank == rank:
         return (yield Train(objective)), rank
