@@ -17,6 +17,7 @@ from confed.data.modalities import SUBSETS
 from confed.data.modality_names import set_names
 from confed.data.partitions import label_counts, label_shares
 from confed.datasets.digits import DIGITS, TEST_TAKES, clue, clue_words, digits
+from digit_files import write_digits, write_photographs
 
 ROLES = ("train", "validation", "test")
 HEARING = {"only_audio": "ann", "image_audio": "bob", "image_text_audio": "cid"}
@@ -26,23 +27,7 @@ SMALL = {"train": 40, "validation": 20, "test": 30, "unseen": "dee"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 pictures of each digit, each one's number in its first two pixels, and 10 recordings of each speaker's."""
-    root = tmp_path_factory.mktemp("digits")
-    digit = np.repeat(np.arange(10), 60)
-    images = np.zeros((600, 28, 28), np.uint8)
-    images[:, 0, 0], images[:, 0, 1] = np.arange(600) // 256, np.arange(600) % 256
-    np.savez(root / "images.npz", images=images, digit=digit.astype(np.uint8))
-    clips = [(s, d, t) for s in range(4) for d in range(10) for t in range(10)]
-    # A recording's number is its first sample, so that it can be found again behind its pause.
-    waves = [np.array([1 + i, *[-1] * (3 + i % 4)], np.int16) for i in range(len(clips))]
-    columns = {
-        name: np.array([clip[i] for clip in clips], np.uint8) for i, name in enumerate(("speaker", "digit", "take"))
-    }
-    offsets = np.concatenate([[0], np.cumsum([len(wave) for wave in waves])]).astype(np.int64)
-    np.savez(root / "audio.npz", waveform=np.concatenate(waves), offsets=offsets, **columns)
-    meta = {"sample_rate": 100, "speakers": [{"name": name} for name in SPEAKERS]}
-    (root / "meta.json").write_text(json.dumps(meta))
-    return root
+    return write_digits(tmp_path_factory.mktemp("digits"), SPEAKERS)
 
 
 def small(root: Path, split: str = "clients", **options: object) -> FederatedDataset:
@@ -337,3 +322,22 @@ def test_the_real_files(real_data: Path) -> None:
     assert "theo: 500 in 500 test samples" in dataset.facts["unseen"]
     client = dataset.clients["only_text"]
     assert 0.6 < accuracy_of_reading(client.train, client.test) < 0.8
+
+
+def test_photographs_take_the_place_of_written_digits(folder: Path, tmp_path: Path) -> None:
+    dataset = small(folder, photographs=write_photographs(tmp_path), image_size=16)
+    seen = 0
+    for name, client in dataset.clients.items():
+        for role in ROLES:
+            examples = getattr(client, role)
+            if "image" in OWNED[name]:
+                shown = examples.images[examples.image_index]
+                assert shown.shape[1:] == (16, 16, 3)
+                assert (shown[:, 0, 0, 0] // 20).tolist() == [int(answer) for answer in examples.answers]
+                seen += len(shown)
+    assert seen == 4 * (40 + 20 + 30)
+
+
+def test_photographs_are_of_ten_classes(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected 10 classes, one for each digit, got '11'"):
+        small(folder, photographs=write_photographs(tmp_path, 11), image_size=16)

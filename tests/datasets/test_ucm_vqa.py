@@ -124,3 +124,75 @@ def test_the_real_files_have_the_published_counts():
     held_out = ucm_vqa(REAL)
     assert list(held_out.clients) == ["nature", "recreation", "residential", "transport"]
     assert {name: len(part) for name, part in held_out.unseen.items()} == {"commercial": 334, "water": 502}
+
+
+def test_composed_answers_say_what_labels_a_picture_has(folder):
+    sets = [["trees"], ["cars", "trees"], ["bare-soil", "cars", "grass"]]
+    rows = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    rows = [row | {"labels": sets[number % 3]} for number, row in enumerate(rows)]
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "vqa_derived.jsonl").unlink()
+    dataset = ucm_vqa(folder, unseen=(), image_size=32, questions="composed")
+    labels = {row["image"]: set(row["labels"]) for row in rows}
+    kinds: set[str] = set()
+    for split in dataset.clients.values():
+        for examples in (split.train, split.validation, split.test):
+            for name, question, answer in zip(examples.names, examples.questions, examples.answers, strict=True):
+                has = labels[name.removeprefix("ucm-").rpartition("-")[0]]
+                negated = set(answer.replace(" and ", "|").replace(" without ", "|no ").split("|"))
+                said = {part for part in negated if not part.startswith("no ")} - {"nothing"}
+                denied = {part.removeprefix("no ") for part in negated if part.startswith("no ")}
+                assert said <= has
+                assert denied.isdisjoint(has)
+                words = question.rstrip("?").replace("bare soil", "bare-soil").replace("mobile home", "mobile-home")
+                if words.startswith("what can be seen besides "):
+                    assert said == has - {words.rpartition(" ")[2]}
+                else:
+                    one, other = words.removeprefix("what is there of ").split(" and ")
+                    assert said | denied == {one, other}
+                kinds.add(f"{len(said)} of {len(said | denied)}")
+    assert kinds == {"0 of 0", "0 of 2", "1 of 1", "1 of 2", "2 of 2"}
+
+
+@needs_data
+def test_the_photographs_have_over_500_composed_answers():
+    dataset = ucm_vqa(REAL, image_size=16, questions="composed")
+    assert len(dataset.answers) == 640
+    assert sum(len(split.train) for split in dataset.clients.values()) == 4186
+
+
+def test_questions_about_positions_are_about_corners(folder):
+    # One picture of its land use and shade in each corner, in a scene of 24.
+    rows, shades = [], {}
+    for number in range(24):
+        name, use = f"use{number}.png", f"use{number}"
+        shades[use] = 10 * number + 3
+        Image.fromarray(np.full((96, 96, 3), shades[use], dtype=np.uint8)).save(folder / "images" / name)
+        split = ("train", "val", "test")[number % 3]
+        labels = ["trees", "cars"] if number % 2 else ["grass"]
+        rows.append({"image": name, "land_use": use, "scene": "nature", "labels": labels, "split": split})
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    dataset = ucm_vqa(folder, unseen=(), image_size=32, questions="positions")
+    use_of = {shade: use for use, shade in shades.items()}
+    labels_of = {row["land_use"]: row["labels"] for row in rows}
+    places = {"top left": (0, 0), "top right": (0, 31), "bottom left": (31, 0), "bottom right": (31, 31)}
+    split = dataset.clients["nature"]
+    kinds: set[str] = set()
+    for examples in (split.train, split.validation, split.test):
+        for row, (question, answer) in enumerate(zip(examples.questions, examples.answers, strict=True)):
+            picture = examples.images[examples.image_index[row]]
+            uses = {place: use_of[int(picture[pixel][0])] for place, pixel in places.items()}
+            assert len(set(uses.values())) == 4
+            kind, rest = question.rstrip("?").split(" ", 1)
+            kinds.add(kind)
+            if kind == "where":
+                assert uses[answer] == rest.removeprefix("is the ")
+            elif kind == "what":
+                assert uses[rest.removeprefix("kind of area is at the ")] == answer
+            else:
+                place = next(place for place in places if rest.startswith(f"the {place} "))
+                label = rest.removeprefix(f"the {place} ").replace(" ", "-")
+                assert (label in labels_of[uses[place]]) == (answer == "yes")
+    assert kinds == {"what", "where", "has"}
+    with pytest.raises(ValueError, match="expected an even number where a picture is four photographs, got 33"):
+        ucm_vqa(folder, unseen=(), image_size=33, questions="positions")

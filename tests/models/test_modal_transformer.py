@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from confed.federation.params import named_tensors
 from confed.federation.structure import feature_width, reads_absent
 from confed.models import create_model, create_tokenizer
-from confed.models.modal_segments import CLIP_MEAN, CLIP_STD, ClipPatches
+from confed.models.modal_segments import CLIP_MEAN, CLIP_STD, ClipPatches, EncoderCells
 from confed.models.modal_transformer import (
     ModalTransformer,
     modal_transformer,
@@ -289,6 +289,24 @@ def test_clip_gives_the_states_of_its_patches(clip_folder: Path) -> None:
     for wrong in (torch.zeros(1, 3, 14, 14), torch.zeros(1, 1, 28, 28, dtype=torch.uint8)):
         with pytest.raises(ValueError, match="image must have shape"):
             cut({"image": wrong})
+
+
+def test_a_frozen_encoders_cells_are_read_one_picture_at_a_time() -> None:
+    from confed.models.encoders import load_tower
+
+    cut = EncoderCells("tiny:mobilenet_v2").train()
+    image = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    encoder: Any = load_tower("tiny:mobilenet_v2", "pictures", 0)  # the same weights, by its seed
+    with torch.no_grad():
+        plane = encoder(pixel_values=(image[1:2].float() / 255 - 0.5) / 0.5).last_hidden_state
+    cells = plane.flatten(2).transpose(1, 2)
+    expected = (cells - cells.mean(2, keepdim=True)) / (cells.var(2, correction=0, keepdim=True) + 1e-5).sqrt()
+    x = cut({"image": image}).x
+    assert x.shape == (3, cut.limit, cut.width)
+    torch.testing.assert_close(x[1:2], expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(x[1:2], cut({"image": image[1:2]}).x)
+    assert not any(parameter.requires_grad for parameter in cut.parameters())
+    assert not any(module.training for module in cut.modules())
 
 
 def test_the_published_model_reads_a_checkpoint_of_clip(clip_folder: Path) -> None:

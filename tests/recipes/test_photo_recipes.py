@@ -12,6 +12,7 @@ from PIL import Image
 from confed.models.encoders import cells_of, load_tower
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.runs.run import run
+from digit_files import write_digits, write_photographs
 from repository import ROOT
 
 SHARED = ROOT.parent / "shared"
@@ -21,7 +22,8 @@ USES = {"forest": "nature", "river": "water", "harbor": "water", "beach": "water
 LABELS = {"forest": ["trees"], "river": ["trees", "water"], "harbor": ["dock", "ship", "water"], "beach": ["sea"]}
 QUICK = ["run.rounds=1", "run.cohort=0", "run.gallery=0", "run.controls=none", "local.epochs=1"]
 # What only holds with another source of data; easy-VQA's own pictures have a reader that is tested beside it.
-RECIPES = sorted(name for name in packaged_recipes() if name.startswith("photos_") and name != "photos_easyvqa")
+ELSEWHERE = ("photos_easyvqa", "photos_modalities")
+RECIPES = sorted(name for name in packaged_recipes() if name.startswith("photos_") and name not in ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +34,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures: list[dict[str, object]] = []
     questions: list[dict[str, object]] = []
     for number_of_use, (use, scene) in enumerate(USES.items()):
-        for number in range(10):
+        for number, split in enumerate(6 * ["train"] + 4 * ["val"] + 4 * ["test"]):
             name = f"{use}{number:02d}.png"
-            split = "train"
-            if number > 5:
-                split = "val" if number == 6 else "test"
             pixels = np.random.default_rng(number).integers(0, 40, (32, 32, 3))
             pixels[..., number_of_use % 3] += 50 * (1 + number_of_use)
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / "images" / name)
@@ -53,6 +52,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Path) -> None:
     settings = [f"data.root={photographs}", *QUICK, "data.image_size=32"]
     settings.append("data.cells=tiny:resnet" if name == "photos_bicsl" else "model.vision=tiny:resnet")
+    if name == "photos_composed":
+        settings.append('data.unseen=["water"]')
     sections = load_recipe(name, settings).sections
     if sections["model"].get("text"):
         settings.append("model.text=tiny:bert")
@@ -66,6 +67,17 @@ def test_rows_run_with_tiny_encoders(name: str, photographs: Path, tmp_path: Pat
         if method.sections["model"].get("labels"):  # names need a tokenizer, which no tiny encoder has
             method.sections["model"]["labels"] = "random"
         assert run(method, tmp_path / row)["rounds"] == 1
+
+
+def test_modalities_run_with_a_tiny_encoder(tmp_path: Path) -> None:
+    sounds, pictures = tmp_path / "sounds", write_photographs(tmp_path / "pictures")
+    sounds.mkdir()
+    write_digits(sounds, ("ann", "bob", "cid", "dee"), rate=8000)
+    sizes = ["data.train=20", "data.validation=10", "data.test=10", "data.image_size=32"]
+    paths = [f"data.root={sounds}", f"data.photographs={pictures}", "model.vision=tiny:mobilenet_v2"]
+    recipe = load_recipe("photos_modalities", [*paths, *sizes, *QUICK])
+    for row in recipe.methods:
+        assert run(recipe.method(row), tmp_path / row)["rounds"] == 1
 
 
 def test_cells_of_a_picture_encoder_are_regions() -> None:

@@ -8,6 +8,8 @@ A sample is a digit with what its client has of it: a picture, a recording, a cl
 by digit. No picture and no recording is at two clients or in two roles. There are few recordings, so each serves
 several samples, with other pictures and clues and behind a pause of another length; ``facts`` count them.
 
+In place of the written digits there may be photographs of ten classes, each class in the place of a digit.
+
 The digit's own word would give it away, and reading alone would do. So a clue says the digit by another one, and in
 some clues one number word is another than it should be, or is not there. What can be known from clues of which all
 others are right is the share of those, and somewhat more, as a misheard clue may be right by chance.
@@ -25,12 +27,24 @@ from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.intake.stream import json_object
+from confed.data.intake.tables import read_jsonl
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
 from confed.data.partitions import label_counts, label_shares
+from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.pictures import empty_table, fill_table
-from confed.data.ragged import end_to_end
-from confed.data.refusals import check_choice, check_length, check_rows, existing_folder, expecting
+from confed.data.ragged import PackedTexts, end_to_end
+from confed.data.refusals import (
+    check_choice,
+    check_inside,
+    check_length,
+    check_rows,
+    existing,
+    existing_folder,
+    expecting,
+    first_of,
+    refuse,
+)
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
 from confed.datasets.reader import reader
@@ -50,7 +64,7 @@ _IMAGES = {"digit": (None, "M"), "images": (np.uint8, "M", "H", "W")}
 class DigitFiles:
     """The files' content: M pictures (M, 28, 28) and N recordings, with their digits, speakers and takes."""
 
-    images: np.ndarray
+    images: np.ndarray | NamedPictures
     image_digit: np.ndarray
     clips: tuple[np.ndarray, ...]
     clip_digit: np.ndarray
@@ -60,23 +74,27 @@ class DigitFiles:
     rate: int
 
 
-def read_digits(root: Path) -> DigitFiles:
-    """The files, checked."""
+def read_digits(root: Path, photographs: Path | None = None, size: int = 28) -> DigitFiles:
+    """The files, checked; photographs, where there are some, in this size in place of the written digits."""
     existing_folder(root, _LAYOUT)
-    audio, images = npz_arrays(root / "audio.npz", _AUDIO), npz_arrays(root / "images.npz", _IMAGES)
+    audio = npz_arrays(root / "audio.npz", _AUDIO)
+    if photographs is None:
+        written = npz_arrays(root / "images.npz", _IMAGES)
+        pictures, picture_digit = written["images"], written["digit"]
+        check_rows(f"{root / 'images.npz'}: digits", picture_digit, len(DIGITS))
+    else:
+        pictures, picture_digit = _photographs(photographs, size)
     meta = root / "meta.json"
     content = json_object(meta, ("sample_rate", "speakers"))
     with expecting(meta, "sample_rate and speakers with names", ValueError, KeyError, TypeError):
         rate, speakers = int(content["sample_rate"]), tuple(str(entry["name"]) for entry in content["speakers"])
-    pictures = images["images"]
     check_length("offsets", audio["offsets"], len(audio["digit"]) + 1, "recording and one more")
-    for file, values in (("audio.npz", audio["digit"]), ("images.npz", images["digit"])):
-        check_rows(f"{root / file}: digits", values, len(DIGITS))
+    check_rows(f"{root / 'audio.npz'}: digits", audio["digit"], len(DIGITS))
     check_rows(f"{root / 'audio.npz'}: speakers", audio["speaker"], len(speakers))
     offsets = audio["offsets"].astype(np.int64)
     return DigitFiles(
         pictures,
-        images["digit"].astype(np.int64),
+        picture_digit.astype(np.int64),
         tuple(audio["waveform"][first:last] for first, last in pairwise(offsets)),
         audio["digit"].astype(np.int64),
         audio["speaker"].astype(np.int64),
@@ -84,6 +102,24 @@ def read_digits(root: Path) -> DigitFiles:
         speakers,
         rate,
     )
+
+
+def _photographs(folder: Path, size: int) -> tuple[NamedPictures, np.ndarray]:
+    """Photographs of ten classes, and the digits in whose place these are, in the order of their names."""
+    layout = "expected labels.jsonl with image and label, and images.tar or images/"
+    existing_folder(folder, layout)
+    file = existing(folder / "labels.jsonl", layout)
+    names: list[str] = []
+    classes: list[str] = []
+    for number, row in read_jsonl(file, ("image", "label")):
+        check_inside(str(row["image"]), f"{file}, row {number}")
+        names.append(str(row["image"]))
+        classes.append(str(row["label"]))
+    kinds = sorted(set(classes))
+    if len(kinds) != len(DIGITS):
+        refuse(f"{file}", f"{len(DIGITS)} classes, one for each digit", str(len(kinds)))
+    source = first_of([folder / "images.tar", folder / "images"], "the pictures", layout)
+    return open_pictures(source, PackedTexts.of(names), size), np.array([kinds.index(kind) for kind in classes])
 
 
 # Text clues to digits, such as "two less than nine", with misheard words --------------------------------------
@@ -147,13 +183,14 @@ _FACTS = {
 
 
 @reader(
-    "root split * alpha train validation test unseen noise pause image_size rate seed",
+    "root split * photographs alpha train validation test unseen noise pause image_size rate seed",
     things="samples", train=800, validation=200, test=500,
 )  # fmt: skip
 def digits(
     options: DrawnOptions,
     root: Path | str,
     split: Literal["clients", "iid", "dirichlet"] = "clients",
+    photographs: Path | str | None = None,
     unseen: str | None = None,
     noise: Annotated[float, SHARE] = 0.35,
     pause: Annotated[float, Range(0, 10)] = 0.2,
@@ -174,6 +211,8 @@ def digits(
             no speaker is at two clients), and all digits equally often; "iid": the
             speakers' recordings are dealt out among those clients; "dirichlet": this, and each client has its own
             frequencies of the digits. Every client has the modalities that it has in all three.
+        photographs: a folder with ``labels.jsonl`` ("image", "label") and the pictures, of ten classes, which take the
+            place of the written digits in the order of their names; None: the written digits.
         validation: validation samples per client, of recordings of their own.
         unseen: the speaker of the unseen places; by default "theo", or the last one where no speaker has that name.
         noise: probability that a number word of a clue is a wrong one, or none.
@@ -183,7 +222,7 @@ def digits(
         seed: chooses training and validation samples, which recordings validation has, and their clues and pauses.
     """
     test, seed = options.test, options.seed
-    source = read_digits(Path(root))
+    source = read_digits(Path(root), None if photographs is None else Path(photographs), image_size)
     if unseen is None:
         unseen = "theo" if "theo" in source.speakers else source.speakers[-1]
     check_choice("unseen", unseen, source.speakers)
@@ -356,10 +395,14 @@ def _pictures(source: DigitFiles, drawn: Mapping[tuple[str, str], _Drawn], size:
     used = np.unique(np.concatenate([drawn_examples.picture for drawn_examples in drawn.values()]))
     used = used[used >= 0]
     table = empty_table(len(used), size)
-    fill_table(table, (np.repeat(source.images[row][:, :, None], 3, axis=2) for row in used))
+    fill_table(table, (_in_colour(source.images[row]) for row in used))
     row_of = np.zeros(len(source.images), np.int64)
     row_of[used] = np.arange(len(used))
     return table, row_of
+
+
+def _in_colour(picture: np.ndarray) -> np.ndarray:
+    return picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2)
 
 
 def _told(source: DigitFiles, drawn: Mapping[tuple[str, str], _Drawn], unseen: str) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 The folder holds ``labels.jsonl`` (labels, land use, scene and split of every picture), the pictures, either in
 ``images.tar``, which is read in place, or in a folder ``images/``, and for questions ``vqa_derived.jsonl`` (built from
-the labels by templates: presence, count, land use, logic).
+the labels by templates: presence, count, land use, logic). Questions with composed answers, more than 500 of them, are
+made here from the labels alone: what a picture has of two things, and what it has besides one; so are questions about
+positions, on pictures of four photographs each.
 
 Pictures: Y. Yang, S. Newsam, "Bag-of-visual-words and spatial extensions for land-use classification", ACM SIGSPATIAL
 GIS 2010. Labels: B. Chaudhuri et al., "Multilabel remote sensing image retrieval using a semisupervised graph-theoretic
 method", IEEE TGRS 56(2), 2018.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -25,8 +27,10 @@ from confed.data.ml_files.records import LabelRecord, line_records
 from confed.data.ml_files.table import build_table
 from confed.data.options import Options
 from confed.data.picture_files import in_memory, open_pictures
+from confed.data.pictures import empty_table
 from confed.data.ragged import PackedTexts
 from confed.data.refusals import check_inside, existing, existing_folder, first_of, refuse
+from confed.data.seeding import generator
 from confed.datasets.reader import Reading, reader, with_readable_pictures
 
 UCM_LABELS = (
@@ -34,6 +38,8 @@ UCM_LABELS = (
     "pavement", "sand", "sea", "ship", "tanks", "trees", "water",
 )  # fmt: skip
 """The 17 labels in alphabetical order."""
+Questions = Literal["derived", "composed", "positions"]
+CORNERS = ("top left", "top right", "bottom left", "bottom right")
 _KEYS = ("split", "scene", "land_use")
 _LAYOUTS = (
     "understood are vqa_derived.jsonl and labels.jsonl with the pictures packed in images.tar, or with the "
@@ -62,15 +68,15 @@ def _packed(root: Path) -> Path:
 
 
 @reader(
-    "root partition * unseen clients alpha sigma max_train max_test image_size seed",
+    "root partition * questions unseen clients alpha sigma max_train max_test image_size seed",
     partition=Literal["scene", "land_use", "iid", "dirichlet", "quantity"],
     unseen=("commercial", "water"), max_train=1500, max_test=1000, image_size=64,
 )  # fmt: skip
-def ucm_vqa(options: Options) -> Reading:
+def ucm_vqa(options: Options, questions: Questions = "derived") -> Reading:
     """Aerial photographs shared out among clients; splits are the given ones, stratified by land use.
 
     Pictures of unseen scenes are held out of every partition; since no client trains on them, they are tested on
-    their test and validation questions together. No picture has two clients.
+    their test and validation questions together. No picture has two clients; of pictures of four, the photographs may.
 
     Raises ``ValueError``: a file or picture is missing or damaged, an answer is outside the vocabulary, or an option is
     out of range.
@@ -78,22 +84,37 @@ def ucm_vqa(options: Options) -> Reading:
     Options:
         partition: one client per scene (six) or per land use (21), less the unseen scenes, or ``clients``
             clients that are IID, skewed by answer (``alpha``) or by size (``sigma``).
+        questions: those of ``vqa_derived.jsonl``, or up to five about each picture with answers composed of labels, for
+            which ``labels.jsonl`` is enough; "positions": four photographs of one scene and split are a picture, and it
+            is asked where a land use is, what is in a corner, and whether a corner has a label.
         unseen: scenes that no client trains on.
     """
     root = options.folder
-    _require(root)
-    labels, file = root / "labels.jsonl", root / "vqa_derived.jsonl"
+    labels = root / "labels.jsonl"
+    file = root / "vqa_derived.jsonl" if questions == "derived" else labels
+    _require(root, file)
     pictures: dict[str, dict[str, Any]] = {}
-    for number, row in read_jsonl(labels, ("image", *_KEYS)):
+    extra = () if questions == "derived" else ("labels",)
+    for number, row in read_jsonl(labels, ("image", *_KEYS, *extra)):
         if row["split"] not in ("train", "val", "test"):
             refuse(f"{labels}, row {number}", "the split train, val or test", row["split"])
         check_inside(str(row["image"]), f"{labels}, row {number}")
         pictures[str(row["image"])] = row
     names = list(pictures)
-    questions = dict(_questions(file, pictures))
     index = {name: number for number, name in enumerate(names)}
-    table = in_memory(open_pictures(_packed(root), PackedTexts.of(names), options.image_size))
-    rows = list(questions.values())
+    corners = _corners(pictures) if questions == "positions" else {}
+    if corners and options.image_size % 2:
+        refuse("data.image_size", "an even number where a picture is four photographs", options.image_size)
+    if questions == "derived":
+        asked = dict(_questions(file, pictures))
+    else:
+        asked = dict(_positions(file, pictures, corners) if corners else _composed(file, pictures))
+    # A picture of four has its name from one of them, and is as large as one alone.
+    side = options.image_size // (2 if corners else 1)
+    table = in_memory(open_pictures(_packed(root), PackedTexts.of(names), side))
+    if corners:
+        table = _mosaics(table, np.array([[index[name] for name in corners[own]] for own in names]))
+    rows = list(asked.values())
     examples = Examples(
         table,
         np.array([index[row["image"]] for row in rows], dtype=np.int64),
@@ -110,7 +131,7 @@ def ucm_vqa(options: Options) -> Reading:
     unseen = f"pictures of scene {', '.join(options.unseen)}; test and validation splits, since nobody trains on them"
     return Reading(
         Pool(examples, split, scene, {"scene": scene, "land_use": land_use}, unseen_roles=("val", "test")),
-        Account({str(file): len(rows)}, used=dict(zip(examples.names, questions, strict=True))),
+        Account({str(file): len(rows)}, used=dict(zip(examples.names, asked, strict=True))),
         "beyond max_train or max_test, or about training pictures of unseen scenes",
         facts={"origin": _ASKED, **_FACTS, "published": published},
         notes={"unseen": unseen} if options.unseen else {},
@@ -134,9 +155,99 @@ def _questions(file: Path, pictures: Mapping[str, Mapping[str, Any]]) -> Iterato
         yield where, row
 
 
-def _require(root: Path) -> None:
+def _composed(file: Path, pictures: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Questions with composed answers, the same for all seeds, and what each was made from."""
+    for image, row in pictures.items():
+        present = sorted(set(row["labels"]))
+        absent = sorted(set(UCM_LABELS).difference(present))
+        if not present or not set(present) <= set(UCM_LABELS):
+            refuse(f"{file}, picture {image}", "some of the 17 labels", str(row["labels"]))
+        rng = generator(0, "ucm", "composed", image)
+        here, away = (list(map(str, rng.permutation(labels))) for labels in (present, absent))
+        pairs = [(here[0], away[0]), (away[1], here[-1]), (away[2], away[3]), (here[0], here[-1])]
+        if len(here) == 1:
+            pairs = pairs[:3]
+        answers = {
+            f"what is there of {_words(one)} and {_words(other)}?": _told(one, other, present) for one, other in pairs
+        }
+        rest = [label for label in present if label != here[0]]
+        answers[f"what can be seen besides {_words(here[0])}?"] = " and ".join(rest) or "nothing"
+        for number, (question, answer) in enumerate(answers.items()):
+            where = f"{file}, question {number + 1} about {image}"
+            yield where, _question(image, number, question, answer, "composed")
+
+
+def _question(image: str, number: int, question: str, answer: str, kind: str) -> dict[str, Any]:
+    return {
+        "question_id": f"{image}-{number}", "image": image, "question": question, "answer": answer, "type": kind,
+    }  # fmt: skip
+
+
+def _corners(pictures: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Photographs in the four corners of each photograph's picture: itself and three others of its scene and split."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, row in pictures.items():
+        groups.setdefault((row["scene"], row["split"]), []).append(name)
+    corners: dict[str, list[str]] = {}
+    for name, row in pictures.items():
+        rng = generator(0, "ucm", "positions", name)
+        elsewhere = [other for other in groups[row["scene"], row["split"]] if other != name]
+        drawn = [name, *map(str, rng.permutation(elsewhere)[:3])]
+        if len(drawn) < len(CORNERS):
+            refuse(f"scene {row['scene']}, split {row['split']}", "four pictures for the four corners", len(drawn))
+        corners[name] = [drawn[place] for place in rng.permutation(len(CORNERS))]
+    return corners
+
+
+def _mosaics(tiles: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    """Pictures of four tiles each, uint8 (M, 2s, 2s, 3), of tiles (M, s, s, 3) by their numbers (M, 4)."""
+    side = tiles.shape[1]
+    table = empty_table(len(corners), 2 * side)
+    for corner in range(len(CORNERS)):
+        top, left = side * (corner // 2), side * (corner % 2)
+        table[:, top : top + side, left : left + side] = tiles[corners[:, corner]]
+    return table
+
+
+def _positions(
+    file: Path, pictures: Mapping[str, Mapping[str, Any]], corners: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Questions about the corners of pictures of four, the same for all seeds, and what each was made from."""
+    for image, tiles in corners.items():
+        rng = generator(0, "ucm", "corners", image)
+        uses = [str(pictures[tile]["land_use"]) for tile in tiles]
+        once = [corner for corner in range(len(CORNERS)) if uses.count(uses[corner]) == 1]
+        what, has, lacks = (int(corner) for corner in rng.permutation(len(CORNERS))[:3])
+        present = sorted(map(str, pictures[tiles[has]]["labels"]))
+        absent = sorted(set(UCM_LABELS).difference(pictures[tiles[lacks]]["labels"]))
+        asked = [
+            ("what", f"what kind of area is at the {CORNERS[what]}?", uses[what]),
+            ("has", f"has the {CORNERS[has]} {_words(str(rng.choice(present)))}?", "yes"),
+            ("has", f"has the {CORNERS[lacks]} {_words(str(rng.choice(absent)))}?", "no"),
+        ]
+        if once:
+            corner = int(rng.choice(once))
+            asked.append(("where", f"where is the {uses[corner]}?", CORNERS[corner]))
+        for number, (kind, question, answer) in enumerate(asked):
+            yield f"{file}, question {number + 1} about {image}", _question(image, number, question, answer, kind)
+
+
+def _told(one: str, other: str, present: Sequence[str]) -> str:
+    """Which of two labels a picture has, in words."""
+    if one in present and other in present:
+        return " and ".join(sorted((one, other)))
+    if one in present:
+        return f"{one} without {other}"
+    return f"{other} without {one}" if other in present else " and ".join(sorted((f"no {one}", f"no {other}")))
+
+
+def _words(label: str) -> str:
+    return label.replace("-", " ")
+
+
+def _require(root: Path, questions: Path) -> None:
     existing_folder(root, _LAYOUTS)
-    for file in (root / "vqa_derived.jsonl", root / "labels.jsonl"):
+    for file in (questions, root / "labels.jsonl"):
         existing(file, _LAYOUTS)
     first_of([root / "images.tar", root / "images"], "the pictures", _LAYOUTS)
 

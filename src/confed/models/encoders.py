@@ -51,18 +51,22 @@ TINY = "tiny:"
 
 _BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _PATCHES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
-_TINY: Mapping[str, Mapping[str, Any]] = {
-    "vit": _PATCHES,
-    "dinov2": _PATCHES,
-    "siglip_vision_model": _PATCHES,
-    "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "patch_size": 4},
-    "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"},
-    "mobilenet_v2": {"depth_multiplier": 0.25, "image_size": 32},
-    "bert": _BLOCKS,
-    "roberta": _BLOCKS,
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+_TINY: Mapping[Reads, Mapping[str, Mapping[str, Any]]] = {
+    "pictures": {
+        "vit": _PATCHES,
+        "dinov2": _PATCHES,
+        "siglip_vision_model": _PATCHES,
+        "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "patch_size": 4},
+        "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"},
+        "mobilenet_v2": {"depth_multiplier": 0.25, "image_size": 32},
+    },
+    "texts": {
+        "bert": _BLOCKS,
+        "roberta": _BLOCKS,
+        "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    },
 }
-_TINY_PIXELS = 32
+TINY_PIXELS = 32
 _MEMORY = 256 * 2**20
 """Bytes of texts' vectors that a frozen text tower remembers."""
 _LIKELIEST = 10
@@ -203,7 +207,7 @@ class PictureTower(Tower):
         self, model: nn.Module, colours: tuple[Sequence[float], Sequence[float]], middle: tuple[int, int],
         gives: Literal["vector", "cells", "names"], class_names: Tensor | None = None,
     ) -> None:  # fmt: skip
-        size = getattr(model.config, "image_size", None) or _TINY_PIXELS
+        size = getattr(model.config, "image_size", None) or TINY_PIXELS
         sides = (size, size) if isinstance(size, int) else tuple(size)
         self.gives = gives
         super().__init__(model, {"pixel_values": torch.zeros(1, 3, *sides)})
@@ -505,7 +509,7 @@ class Encoders(Finetunable):
     def _answered(self, state: Fused) -> Output:
         if self.vision.gives == "names":
             return Output(self.classifier(state.picture), state.picture)
-        parts = [_normalised(part) for part in (state.picture, state.text) if part is not None]
+        parts = [normalised(part) for part in (state.picture, state.text) if part is not None]
         if self.fusion_kind == "linear":
             features = self.dropout(torch.cat(parts, 1))
         elif self.fusion_kind == "product":
@@ -569,14 +573,14 @@ class LabelEncoders(Encoders, LabelReader):
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d)."""
         (project,) = self.fusion
-        return self.read_labels(project(_normalised(self.vision(batch))), batch)
+        return self.read_labels(project(normalised(self.vision(batch))), batch)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-def _normalised(vectors: Tensor) -> Tensor:
+def normalised(vectors: Tensor) -> Tensor:
     """Vectors of zero mean and unit variance each."""
     return F.layer_norm(vectors, vectors.shape[-1:])
 
@@ -603,10 +607,11 @@ def load_tower(name: str, reads: Reads, seed: int, vocab_size: int = 0, *, class
     }[reads]
     kind: Any = AutoModelForImageClassification if classifies else AutoModel
     if name.startswith(TINY):
-        family = name.removeprefix(TINY)
-        if family not in _TINY:
-            raise ValueError(f"{option} must be a name, a folder or tiny: and one of {', '.join(_TINY)}, got {name!r}")
-        sizes = {**_TINY[family], **({"vocab_size": vocab_size} if reads == "texts" else {})}
+        family, families = name.removeprefix(TINY), _TINY[reads]
+        if family not in families:
+            names = ", ".join(families)
+            raise ValueError(f"{option} must be a name, a folder or tiny: and one of {names}, got {name!r}")
+        sizes = {**families[family], **({"vocab_size": vocab_size} if reads == "texts" else {})}
         whole: Any = seeded(seed, lambda: kind.from_config(AutoConfig.for_model(family, **sizes)))
     else:
         try:
@@ -741,7 +746,7 @@ def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
     Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
     """
     model: Any = load_tower(name, "pictures", 0)
-    side = getattr(model.config, "image_size", _TINY_PIXELS)
+    side = getattr(model.config, "image_size", TINY_PIXELS)
     if tuple(images.shape[1:3]) != (side, side):
         size = images.shape[1:3]
         raise ValueError(f"{name!r} reads pictures of {side} pixels a side, got {size}: set data.image_size")
@@ -751,7 +756,7 @@ def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
     return HeldRegions(features, np.concatenate([part.boxes for part in parts]), encoder.name)
 
 
-def _source(model: Mapping[str, Any]) -> dict[str, Any]:
+def encoder_source(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"source": model.get("vision", "")}
 
 
@@ -762,8 +767,8 @@ encoders = variant(
     "answers vocab_size vision text fusion labels template labels_learn zero_shot width layers blocks tuned statistics "
     "max_length dropout trainable peft seed",
     spec=ModelSpec(
-        tokenizer=encoder_tokenizer, picture_side=lambda model: picture_side(_source(model)),
-        picture_fit=lambda model: picture_fit(_source(model)),
+        tokenizer=encoder_tokenizer, picture_side=lambda model: picture_side(encoder_source(model)),
+        picture_fit=lambda model: picture_fit(encoder_source(model)),
     ),
     trainable="head",
 )  # fmt: skip

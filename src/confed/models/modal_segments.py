@@ -7,7 +7,8 @@ sample; what is behind a batch's longest one is cut off before anything is compu
 CLIP image encoder as a picture tokenizer, of which only the last block is trained.
 
 Cao, Sun and Yu (2025) read pictures with CLIP ViT-L/14 (Radford et al., "Learning Transferable Visual Models From
-Natural Language Supervision", ICML 2021) and freeze all but its last layer.
+Natural Language Supervision", ICML 2021) and freeze all but its last layer. Any other picture encoder of
+``transformers`` is read as :mod:`confed.models.encoders` reads it, and frozen as a whole.
 """
 
 import math
@@ -25,8 +26,10 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
 from confed.federation.ranges import check_value
 from confed.federation.stages import Stage
+from confed.models.encoders import TINY_PIXELS, PictureTower, load_tower, normalised
+from confed.models.grid_features import colours_of
 from confed.models.heads import COUNT
-from confed.models.inputs import check_shape, checked_image, needed, patches
+from confed.models.inputs import check_shape, checked_image, cropped_middle, needed, patches
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import published, seeded
 
@@ -328,3 +331,24 @@ def clip_encoder(pretrained: Path | str | None, seed: int) -> "CLIPVisionModel":
         patch_size=14, projection_dim=768,
     )  # fmt: skip
     return seeded(seed, lambda: CLIPVisionModel(large))
+
+
+class EncoderCells(Segmenter):
+    """The cells of pictures in the last states of a frozen picture encoder, each of zero mean and unit variance."""
+
+    def __init__(self, name: str) -> None:
+        encoder = load_tower(name, "pictures", 0).requires_grad_(False)
+        tower = PictureTower(encoder, colours_of(name), cropped_middle({"source": name}), "cells")
+        side = tower.middle[1] or getattr(encoder.config, "image_size", TINY_PIXELS)
+        with torch.inference_mode():
+            cells = tower({"image": torch.zeros(1, 3, side, side, dtype=torch.uint8)}).shape[1]
+        super().__init__(tower.width, cells)
+        self.tower = tower
+
+    def train(self, mode: bool = True) -> "EncoderCells":
+        """Frozen encoders stay in evaluation mode."""
+        return super().train(False)
+
+    def forward(self, batch: Batch) -> Segments:
+        """The cells of ``image``; see :class:`Segmenter`."""
+        return Segments(normalised(self.tower(batch)))

@@ -38,10 +38,13 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import SHARE, check_value
 from confed.federation.specs import ModelSpec
 from confed.models.adapters import Host
+from confed.models.encoders import encoder_source
 from confed.models.finetuning import Places
 from confed.models.heads import COUNT, check_divides, count
+from confed.models.inputs import picture_fit, picture_side
 from confed.models.modal_segments import (
     ClipPatches,
+    EncoderCells,
     LogMelFrames,
     Patches,
     Segmenter,
@@ -519,9 +522,15 @@ def modal_options() -> None:
     """
 
 
-def picture_tokens(modalities: Sequence[str], clip: bool, pretrained: Path | str | None, seed: int) -> Segmenter | None:
-    """What cuts pictures in place of patches: CLIP ViT-L/14, where that is wanted and there are pictures."""
-    return ClipPatches(clip_encoder(pretrained, seed)) if clip and "image" in modalities else None
+def picture_tokens(
+    modalities: Sequence[str], clip: bool, pretrained: Path | str | None, seed: int, vision: str = ""
+) -> Segmenter | None:
+    """What cuts pictures in place of patches: an encoder by name, or CLIP ViT-L/14 where that is wanted."""
+    if "image" not in modalities:
+        return None
+    if vision:
+        return EncoderCells(vision)
+    return ClipPatches(clip_encoder(pretrained, seed)) if clip else None
 
 
 def assemble(
@@ -530,6 +539,7 @@ def assemble(
     *,
     modalities: tuple[str, ...] = ("image", "text", "audio"),
     clip: bool = False,
+    vision: str = "",
     pretrained: Path | str | None = None,
     vocabulary: Path | str | None = None,
     seed: int = 0,
@@ -538,13 +548,15 @@ def assemble(
     """A model with its initial values.
 
     Options:
+        vision: picture encoder, frozen: a name on the hub, a folder in the layout of ``transformers``, or "tiny:" and a
+            family.
         vocabulary: BERT's ``vocab.txt``, a folder, or a hub name, for the tokenizer; None: the dataset's words.
         trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
         peft: how, where a few parameters are added.
     """
     del vocabulary  # the tokenizer's
     names = checked_modalities(modalities)
-    pictures = picture_tokens(modalities, clip, pretrained, seed)
+    pictures = picture_tokens(modalities, clip, pretrained, seed, vision)
     return seeded(seed, lambda: ModalTransformer(*modal_parts(names, vocab_size, pictures, **parts), count(answers)))
 
 
@@ -577,6 +589,19 @@ modal_transformer_mini = variant(
     "sound audio_seconds mels stack series_steps window width vector_width vector positions layers attention_heads "
     "hidden block magneto_init dropout trainable peft seed",
     sources=SOURCES, spec=ModelSpec(tokenizer=caption_tokenizer),
+)  # fmt: skip
+modal_transformer_photos = variant(
+    assemble, "modal_transformer_photos",
+    "A small multimodal Transformer that reads pictures as the cells of a published picture encoder, computed once.",
+    "answers vocab_size vision modalities sample_rate series_channels word_width word_vectors max_length sound "
+    "audio_seconds mels stack series_steps window width vector_width vector positions layers attention_heads hidden "
+    "block magneto_init dropout trainable peft seed",
+    sources=SOURCES,
+    spec=ModelSpec(
+        tokenizer=caption_tokenizer, picture_side=lambda model: picture_side(encoder_source(model)),
+        picture_fit=lambda model: picture_fit(encoder_source(model)),
+    ),
+    vision="google/mobilenet_v2_1.0_224",
 )  # fmt: skip
 modal_transformer = variant(
     assemble, "modal_transformer",
