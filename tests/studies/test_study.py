@@ -21,12 +21,11 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.registry import algorithms
 from confed.results.folder import kind_of
-from confed.results.gates import Rows
 from confed.results.runs import load
 from confed.runs.run import run
 from confed.studies import runner
 from confed.studies.cells import BatchOptions, array_index, parse_options, parse_time, ranges, script_of, write_script
-from confed.studies.gates import rows_for_gates, with_references
+from confed.studies.gates import Rows, rows_for_gates, with_references
 from confed.studies.pool import carry_out
 from confed.studies.runner import resume, run_study
 from confed.studies.study import grid_of, load_rows, open_study, read_study, rows_of

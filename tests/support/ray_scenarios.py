@@ -265,6 +265,9 @@ def recipe() -> Mapping[str, Any]:
         }  # fmt: skip
 
 
+STUDY = SQUARES_STUDY.replace("rounds = 60", 'rounds = 40\naddress = "auto"\nengine = "ray"')
+
+
 def _confed(*arguments: str) -> int:
     """Exit code of a command, in this process."""
     from confed.cli.app import main
@@ -285,8 +288,7 @@ def study() -> Mapping[str, Any]:
     cluster, two = _cluster(2)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        on_ray = SQUARES_STUDY.replace("rounds = 60", 'rounds = 40\naddress = "auto"\nengine = "ray"')
-        (folder / "tiny.toml").write_text(on_ray)
+        (folder / "tiny.toml").write_text(STUDY)
         asked = ["compare", str(folder / "tiny.toml"), "--seeds", "2"]
         one, two_nodes = folder / "one", folder / "two"
         seen = dict[str, Any]()

@@ -12,9 +12,8 @@ from confed.metrics.scores import summarise
 from confed.privacy.membership import example_losses
 from confed.registry import tasks
 from confed.tasks.choice import Choice
-from confed.tasks.entailment import Entailment
-from confed.tasks.nlvr2 import NLVR2
 from confed.tasks.retrieval import Retrieval
+from confed.tasks.verdicts import NLVR2, Entailment
 from confed.tasks.vqa import VQA, Headline, Objective
 from refusals import refuses
 

@@ -30,12 +30,11 @@ from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms, models
 from confed.results.folder import RunFolder, kind_of
-from confed.results.gates import LONGER
 from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, write_sweep_index
 from confed.runs.build import check_device
 from confed.runs.run import load_data
 from confed.runs.same_recipe import differing_settings, pinned, pinned_as
-from confed.studies.gates import GATES, with_references
+from confed.studies.gates import GATES, LONGER, with_references
 from confed.studies.tuned import apply
 from confed.system.folder_lock import exclusive, without_lock
 

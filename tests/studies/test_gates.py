@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from confed.results.gates import Gate, Rows, judge
 from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary
 from confed.results.views import View
+from confed.studies.gates import Gate, Rows, judge
 
 ROWS = Rows("central", "alone", ("head", "adapters"), ("all", "adapters"))
 
