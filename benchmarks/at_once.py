@@ -15,10 +15,16 @@ from functools import partial
 import torch
 from torch import nn
 
+from confed.algorithms.ditto import Ditto
 from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.feddc import FedDC
+from confed.algorithms.feddyn import FedDyn
+from confed.algorithms.fedprox import FedProx
+from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
 from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
+from confed.federation.algorithm import Algorithm
 from confed.federation.frozen_features import FeatureSettings
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
@@ -46,11 +52,11 @@ class TwoLayers(nn.Module):
         return Output(self.second(features), features)
 
 
-def vectors(build: Callable[[], nn.Module], batch: int, optimizer: str) -> Setup:
+def vectors(build: Callable[[], nn.Module], batch: int, optimizer: str, algorithm: Algorithm | None = None) -> Setup:
     """A federation with vectors of 784 values."""
     local = Local(epochs=1, batch_size=batch, lr=0.01, optimizer=optimizer, weight_decay=0.0)  # type: ignore[arg-type]
     population = SharedVectors(CLIENTS, vector_tables(CLIENTS, STEPS * batch))
-    return Setup(FedAvg(), population, Classification(), local, build, ROUNDS, keep_personal=False)
+    return Setup(algorithm or FedAvg(), population, Classification(), local, build, ROUNDS, keep_personal=False)
 
 
 def pictures(trainable: str, batch: int) -> Setup:
@@ -68,6 +74,8 @@ def federations() -> Iterator[tuple[str, Setup]]:
     for batch in (10, 60):
         yield f"784 x 10, SGD, batches of {batch}", vectors(Linear, batch, "sgd")
     yield "784 x 10, AdamW, batches of 10", vectors(Linear, 10, "adamw")
+    for algorithm in (FedProx(), Scaffold(), FedDyn(), FedDC(), Ditto()):
+        yield f"784 x 10, SGD, batches of 10, {algorithm.title}", vectors(Linear, 10, "sgd", algorithm)
     for hidden in (30, 200, 1000):
         yield f"784 x {hidden} x 10, AdamW, batches of 10", vectors(partial(TwoLayers, hidden), 10, "adamw")
     for trainable in ("head", "top", "all"):

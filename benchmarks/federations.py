@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classification import Classification
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
@@ -131,20 +132,6 @@ class Linear(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 10); the input is the feature."""
         return Output(self.layer(batch["x"]), batch["x"])
-
-
-class Classification:
-    """Cross-entropy and nothing else."""
-
-    metric = "accuracy"
-
-    def loss(self, output: Output, batch: Batch) -> Tensor:
-        """Mean over the batch."""
-        return functional.cross_entropy(output.logits, batch["label"])
-
-    def example_losses(self, output: Output, batch: Batch) -> Tensor:
-        """Of each example."""
-        return functional.cross_entropy(output.logits, batch["label"], reduction="none")
 
 
 class VectorData:

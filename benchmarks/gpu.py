@@ -35,8 +35,8 @@ from measure import finish, side_by_side
 from networks import final_loss, learned, network_of, tensors
 from ours import federation as federation_of
 from plain import rounds as plain_rounds
+from vlm import CLIENTS, clock_of, federation, finished, memory, plain_loop, tokens_per_second, write_model
 from vlm import SIZES as VLM_SIZES
-from vlm import clock_of, federation, finished, memory, plain_loop, tokens_per_second, write_model
 from work import SIZES, Work, prepare
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -164,7 +164,7 @@ def measured_vlm(name: str, device: str, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_model(folder, size)
-        memory(folder, name, device, BASES, told)
+        memory(folder, name, device, BASES, told, (1, 8) if name.endswith("_tiny") else CLIENTS)
         ours, workspace, table = vlm_round(folder, name, device, "bf16")
         told(f"W4, {name}, bf16", 1.03, **compare(plain_loop(folder, size, "bf16", device), ours))
         quantised, small, _ = vlm_round(folder, name, device, "nf4")

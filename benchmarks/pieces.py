@@ -3,7 +3,7 @@
 Server and site are threads of this process, so that its processor time is that of both ends. In pieces a body has a
 digest of its own, one of every piece, and is written down at either end, so that it survives a lost connection; whole
 it is sent as Flower cuts it, and comes again from its first byte. Of a line that nothing is known of yet a body's first
-piece finds out how much it carries; what it carries in two seconds then travels whole. So ``first`` is the first body
+piece finds out how much it carries; what it carries in a second then travels whole. So ``first`` is the first body
 over a connection beside a whole one, and ``later`` the next. The site answers with as many bytes as it got.
 
     python benchmarks/pieces.py [--megabytes 70] [--repeats 5]

@@ -1,40 +1,40 @@
-"""Privacy of records: time beside plain steps, accuracy by epsilon, and an audit of one run below the accountant.
+"""Privacy of records: time of steps beside plain ones and opacus, and accuracy and an audit of each row of a recipe.
 
-    python benchmarks/record_privacy.py
+    python benchmarks/record_privacy.py            # steps
+    python benchmarks/record_privacy.py head lora  # rows of records_scenes, one seed
 
-Three tables. (1) Processor time of a step with clipped gradients and noise over a plain one (fused AdamW), for a linear
-head and for low-rank factors in four Transformer layers, batches of 32; best of five; where it is installed, a step of
-opacus beside them. (2) A linear classifier of 20
-classes on Gaussian features at epsilon 1, 8 and without privacy: accuracy on new examples. (3) The lower bound of
-epsilon that guesses about 1,000 canaries with random labels show (Steinke et al. 2023) beside the accountant's.
+Steps: processor time of a step with clipped gradients and noise over a plain one (fused AdamW), for a linear head and
+for low-rank factors in four Transformer layers, batches of 32; best of five; where it is installed, a step of opacus
+beside them, and the largest difference between both sums of clipped gradients.
+
+Rows: accuracy on the sites' test records (mean over sites); epsilon by the accountant, and what an audit of a training
+with canaries shows it to be at least (Steinke et al. 2023); processor time of that training over the one of the row
+without noise before it.
 """
 
 import math
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import TableData
-from confed.data.table import Table
-from confed.engines.local import Members, Setup
+from confed.analysis.case import Case, Models
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.record_gradients import RecordGradients
-from confed.federation.record_privacy import RecordPrivacy
-from confed.privacy.accountant import poisson_epsilon
-from confed.privacy.audit import audited_epsilon
+from confed.recipes.recipe import load_recipe
+from confed.release.probes.records import canary_figures
+from confed.runs.run import run
 from confed.tasks.vqa import VQA
-from confed.testing.trial import run
 
-WIDTH, CLASSES, EXAMPLES, CANARIES, DELTA = 64, 20, 4000, 1000, 1e-5
-LOCAL = Local(epochs=10, batch_size=250, lr=0.5, optimizer="sgd", weight_decay=0.0)
-GUESSED = 200  # canaries that are guessed to be members, and as many that are not
+WIDTH, CLASSES = 64, 20
 
 
 class Head(nn.Module):
@@ -94,13 +94,17 @@ class Trainer:
         yield self.task.loss(model(batch), batch)
 
 
-def step_times(model: nn.Module, inputs: Tensor, repeats: int) -> tuple[float, float]:
-    """Processor time of a plain step and of one with privacy."""
+def gradients_of(model: nn.Module, learning: Mapping[str, Tensor]) -> tuple[Any, RecordGradients]:
+    """A client with a model, and its clipped gradients."""
     client: Any = Trainer(model)
-    batch = {"x": inputs, "label": torch.arange(32) % CLASSES}
+    return client, RecordGradients(client, client.objective, learning, 1.0)
+
+
+def step_times(model: nn.Module, batch: Batch, repeats: int) -> tuple[float, float]:
+    """Processor time of a plain step and of one with privacy."""
     learning = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    client, gradients = gradients_of(model, learning)
     optimizer = torch.optim.AdamW(learning.values(), fused=True)
-    gradients = RecordGradients(client, client.objective, learning, 1.0)
     noise = torch.Generator().manual_seed(0)
 
     def plain() -> None:
@@ -118,86 +122,87 @@ def step_times(model: nn.Module, inputs: Tensor, repeats: int) -> tuple[float, f
     return best_time(plain, repeats), best_time(private, repeats)
 
 
-def opacus_time(model: nn.Module, inputs: Tensor, repeats: int) -> float:
-    """Processor time of the same private step with opacus; not a number where it is not installed."""
+def opacus_step(model: nn.Module, batch: Batch, repeats: int) -> tuple[float, float]:
+    """Processor time of the same private step with opacus, and how far its clipped sum is from ours, as a share.
+
+    Not numbers where it is not installed.
+    """
     try:
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
     except ImportError:
-        return math.nan
-    wrapped, labels = GradSampleModule(model.train()), torch.arange(32) % CLASSES
-    plain = torch.optim.AdamW([tensor for tensor in model.parameters() if tensor.requires_grad], fused=True)
-    optimizer = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32)
+        return math.nan, math.nan
+    learning = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    ours = gradients_of(model, learning)[1].clipped_sum(batch)
+    wrapped = GradSampleModule(model.train())
+    plain = torch.optim.AdamW(learning.values(), fused=True)
+    optimizer = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(batch["label"]))
+
+    def backward() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(wrapped(batch).logits, batch["label"]).backward()
 
     def private() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(wrapped({"x": inputs}).logits, labels).backward()
+        backward()
         optimizer.step()
 
-    return best_time(private, repeats)
+    backward()
+    optimizer.clip_and_accumulate()
+    gaps = [float((ours[name] - tensor.summed_grad).norm()) for name, tensor in learning.items()]  # pyright: ignore
+    whole = math.sqrt(sum(float(total.square().sum()) for total in ours.values()))
+    return best_time(private, repeats), math.hypot(*gaps) / whole
 
 
-def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Gaussian features around class means, and classes."""
-    rng = torch.Generator().manual_seed(seed)
-    means = 0.7 * torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(99))
-    labels = torch.randint(CLASSES, (count,), generator=rng)
-    return means[labels] + torch.randn(count, WIDTH, generator=rng), labels
+class TimedCase(Case):
+    """A run whose trainings are timed, in processor time."""
+
+    training = 0.0
+
+    def trained(self, *arguments: Any, **options: Any) -> Models:
+        began = time.process_time()
+        models = super().trained(*arguments, **options)
+        self.training = time.process_time() - began
+        return models
 
 
-def trained_head(x: Tensor, labels: Tensor, privacy: RecordPrivacy | None) -> nn.Module:
-    """A head that one client trained in two rounds."""
-    table = Table(None, torch.arange(len(labels)), {"x": x, "label": labels})
-    data = TableData(table, table.take(0), table.take(0))
-    setup = Setup(
-        FedAvg(record_privacy=privacy), Members({"client": data}, ("image", "text")), VQA(CLASSES, objective="ce"),
-        LOCAL, Head, rounds=2,
-    )  # fmt: skip
-    result = run(setup)
-    model = Head()
-    model.load_state_dict({name: tensor.clone() for name, tensor in result.servers["main"].params.items()})
-    return model
+def audited(row: str, folder: Path) -> tuple[float, float, float, float]:
+    """Accuracy, epsilon by the accountant and at least, and seconds of training, of one row of the recipe."""
+    summary = run(load_recipe("records_scenes").method(row), folder)
+    case = TimedCase(folder)
+    measures = {measured.name: measured.value for measured in canary_figures(case, "").measures}
+    privacy = summary.get("example_privacy", {}).get("epsilon", {})
+    epsilon = max((math.inf if value is None else value for value in privacy.values()), default=math.inf)
+    return summary["global_seen_mean"], epsilon, measures["canaries_epsilon"], case.training
 
 
-def noise_of(epsilon: float) -> float:
-    """The noise multiplier that gives an epsilon, by bisection."""
-    steps, rate = 2 * LOCAL.round_steps(math.ceil((EXAMPLES + CANARIES / 2) / LOCAL.batch_size)), 250 / 4500
-    low, high = 0.3, 50.0
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if poisson_epsilon(middle, rate, steps, DELTA) < epsilon else (middle, high)
-    return high
-
-
-def main() -> None:
-    print("step                     plain ms  private ms  ratio  opacus ms")
+def print_steps() -> None:
+    print("step                     plain ms  private ms  ratio  opacus ms  difference")
     for name, make, inputs, repeats in (
         ("linear head, 1,280", partial(Head, 1280), torch.randn(32, 1280), 300),
         ("factors in 4 layers", Factors, torch.randn(32, 24, 128), 10),
     ):
-        plain, private = step_times(make(), inputs, repeats)
-        other = opacus_time(make(), inputs, repeats)
-        print(f"{name:24} {plain:8.3f}  {private:10.3f}  {private / plain:5.2f}  {other:9.3f}")
-    x, labels = examples(EXAMPLES, 1)
-    test_x, test_labels = examples(4000, 2)
-    rng = torch.Generator().manual_seed(3)
-    canary_x = torch.randn(CANARIES, WIDTH, generator=rng) * 3
-    canary_labels = torch.randint(CLASSES, (CANARIES,), generator=rng)
-    put_in = torch.rand(CANARIES, generator=rng) < 0.5
-    both, classes = torch.cat([x, canary_x[put_in]]), torch.cat([labels, canary_labels[put_in]])
-    print("\nprivacy        accuracy  epsilon, accountant  at least, audit (95 %)")
-    for epsilon in (1.0, 8.0, math.inf):
-        privacy = None if epsilon == math.inf else RecordPrivacy(1.0, noise_of(epsilon), DELTA)
-        model = trained_head(both, classes, privacy)
-        with torch.no_grad():
-            accuracy = float((model.head(test_x).argmax(1) == test_labels).double().mean())  # pyright: ignore
-            losses = functional.cross_entropy(model.head(canary_x), canary_labels, reduction="none")  # pyright: ignore
-        order = losses.argsort()
-        correct = int(put_in[order[:GUESSED]].sum()) + int((~put_in[order[-GUESSED:]]).sum())
-        shown = audited_epsilon(correct, 2 * GUESSED, CANARIES, DELTA)
-        name = "none" if privacy is None else f"noise {privacy.noise:.2f}"
-        print(f"{name:13} {accuracy:9.3f}  {epsilon:19.2f}  {shown:.2f}")
+        batch = {"x": inputs, "label": torch.arange(32) % CLASSES}
+        plain, private = step_times(make(), batch, repeats)
+        other, difference = opacus_step(make(), batch, repeats)
+        print(f"{name:24} {plain:8.3f}  {private:10.3f}  {private / plain:5.2f}  {other:9.3f}  {difference:.1e}")
+
+
+def print_rows(rows: Sequence[str]) -> None:
+    print("row            accuracy  epsilon, accountant  at least, audit  training s  ratio")
+    plain = math.nan
+    for row in rows:
+        with tempfile.TemporaryDirectory() as scratch:
+            accuracy, epsilon, shown, seconds = audited(row, Path(scratch) / row)
+        plain = seconds if row in ("head", "lora") else plain
+        print(
+            f"{row:13} {accuracy:9.3f}  {epsilon:19.2f}  {shown:15.2f}  {seconds:10.1f}  {seconds / plain:5.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    if sys.argv[1:]:
+        print_rows(sys.argv[1:])
+    else:
+        print_steps()

@@ -298,6 +298,8 @@ def soak(
         "seconds_bad": bad["seconds"],
         **{f"{party}_mb": max(memory.values()) for party, memory in bad["memory"].items()},
         **{f"{party}_mb_per_round": growth(memory) for party, memory in bad["memory"].items()},
+        **{f"{party}_mb_by_round": [round(mb) for mb in memory.values()] for party, memory in bad["memory"].items()},
+        **{f"{party}_straight": [round(mb) for mb in memory.values()] for party, memory in straight["memory"].items()},
     }  # fmt: skip
 
 
@@ -308,7 +310,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--train", type=int, default=40, help="training questions per site")
-    parser.add_argument("--width", type=int, default=256, help="of the model, which has 7 MB with 256")
+    parser.add_argument("--width", type=int, default=336, help="of the model, which has 7 MB with 336")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calm", type=float, default=1.0, help="factor on the times between ends and between kills")
     given, _ = parser.parse_known_args()

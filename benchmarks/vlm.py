@@ -266,7 +266,14 @@ def child(folder: Path, size: Size, base: str, device: str, clients: int) -> Non
     print(json.dumps(peak(device)))
 
 
-def memory(folder: Path, name: str, device: str, bases: Sequence[str], tell: Callable[..., None] = finish) -> None:
+def memory(
+    folder: Path,
+    name: str,
+    device: str,
+    bases: Sequence[str],
+    tell: Callable[..., None] = finish,
+    numbers: Sequence[int] = CLIENTS,
+) -> None:
     """Tells the peak memory with 1, 8 and 64 clients, each in a process of its own."""
     command = [sys.executable, __file__, "--size", name, "--device", device, "--child", str(folder)]
     for kind in bases:
@@ -274,7 +281,7 @@ def memory(folder: Path, name: str, device: str, bases: Sequence[str], tell: Cal
             f"{clients}_clients": json.loads(
                 subprocess.run([*command, kind, f"{clients}"], check=True, capture_output=True).stdout
             )
-            for clients in CLIENTS
+            for clients in numbers
         }
         most = max(peaks.values()) / min(peaks.values())
         tell(f"vlm_{name}_{device}_memory_{kind}", 1.02, **peaks, ratio=most)

@@ -41,14 +41,16 @@ STACKED = """
 With `run.batch_clients` the k-th steps of several clients are computed in one pass; "auto", the default, chooses a
 number above 1 only where these tables have ≈ or =, and a step of one client is too little work
 ([speed](speed.md#several-clients-in-one-step)), and writes it into the run. A method with the plain `fit` can be
-stacked; with an objective of its own it says so (`Traits(unbatchable_reason="")`). `check_algorithm` compares both
-ways. These promises are checked while it trains; where one is broken the clients of that call are trained one by one,
-and the run's notes name it:
+stacked; with a `local_training` or an objective of its own it says so (`Traits(unbatchable_reason="")`).
+`check_algorithm` compares both ways. These promises are checked while it trains; where one is broken the clients of
+that call are trained one by one, and the run's notes name it:
 
 - The objective yields one loss per batch, and runs the model once, on that batch, through the function it is given. It
   is made once per client and round, so that it may count batches. It reads values that clients train from
-  `client.tensors`, while it computes a loss and neither before nor after; `client.model` holds nobody's values and
-  cannot be read, which excludes teachers of its own values.
+  `client.tensors`, at any time. The terms of a `TaskLoss` alone are computed client by client, the task's loss at once.
+- What `local_training` does before and after `yield Train(...)` is done client by client. `client.model(batch)` passes
+  a batch through a client's own values; whatever else is asked of `client.model` has none and cannot be read.
+- All clients of a call train equally often in a round, and the same tensors.
 - Nothing draws from torch's global generators: neither the model (dropout) nor the loss. `client.rng` is free.
 - All clients of a call have one task and one set of scopes, and each has training examples.
 - The model does not normalise over the examples of a batch, and the loss does not compare them.

@@ -1,15 +1,16 @@
 """confed beside other libraries on the same work: one command that measures, one that draws the table.
 
-    python benchmarks/rivals/compare.py measure --environments ENVS.toml --out results.jsonl
+    python benchmarks/rivals/compare.py measure --environments ENVS.toml --out results.jsonl --minutes 12
     python benchmarks/rivals/compare.py measure --works W2 W3 --participants "plain" "confed, defaults" --repeats 5
     python benchmarks/rivals/compare.py bits --environments ENVS.toml --out results.jsonl
     python benchmarks/rivals/compare.py table results.jsonl
 
 Each participant is a process of its own, in its own environment: the file names the interpreter of each script
 (``pfl_research = "/path/bin/python"``); one without a line runs in this one, where its library must be installed. What
-fails is said in its cell. Participants take turns, ``--repeats`` times. Processor time and wall-clock time are those of
-all rounds after the first, of all processes together; peak memory is the sum of their shares (PSS), read every 0.1 s;
-the cold start is from the start of the process to the end of round 1. The final values of all are judged by one
+fails is said in its cell. Participants take turns, up to ``--repeats`` times; who would end after ``--minutes``, judged
+by the times before, is left out, and how long it will take is said at the start. Processor time and wall-clock time are
+those of all rounds after the first, of all processes together; peak memory is the sum of their shares (PSS), read every
+0.1 s; the cold start is from the start of the process to the end of round 1. The final values of all are judged by one
 function, and a loss that differs from the plain loop's beyond five digits is said in place of a comparison.
 """
 
@@ -29,7 +30,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ PARTICIPANTS = {
     "PFLlib": ("pfllib_checkout", "", ("W2", "W3")),
 }
 """Name -> script, way, and the work that it can do."""
+
+SECONDS = {"W1": 8.0, "W2": 5.0, "W3": 8.0, "W4": 10.0, "W5": 7.0, "Flower": 30.0}
+"""Seconds of a participant's process for a work on two idle cores, and what one takes beside that."""
 
 CLAIMS = {
     "confed": [("ours", "defaults"), *(("ours", f"workers {n}") for n in (1, 2, 4)), ("ours", "killed")],
@@ -217,14 +221,23 @@ def prepared(name: str) -> Iterator[Path]:
 def measure(given: argparse.Namespace) -> None:
     """All participants in turn, again and again."""
     python = interpreters(given.environments)
-    for name in given.works:
-        names = [p for p in given.participants if name in PARTICIPANTS[p][2]]
-        with prepared(name) as folder:
-            for repeat, participant in product(range(given.repeats), names):
-                script, way, _ = PARTICIPANTS[participant]
-                figures = measured(folder, script, way, python[script])
-                line = {"work": name, "participant": participant, "repeat": repeat, "load": os.getloadavg()[0]}
-                kept(given.out, {**line, **figures, "versions": versions(script, python[script])})
+    cells = [(name, p) for name in given.works for p in given.participants if name in PARTICIPANTS[p][2]]
+    seconds = {(name, p): SECONDS[name] + SECONDS.get(p, 0.0) for name, p in cells}
+    once, until = sum(seconds.values()), time.monotonic() + 60 * given.minutes
+    whole = min(given.minutes, given.repeats * once / 60)
+    print(f"{len(cells)} participants, {once:.0f} s for each to do its work once on two idle cores; ", end="")
+    print(f"{given.repeats} repeats or what fits into {given.minutes:g} minutes: about {whole:.1f} minutes", flush=True)
+    with ExitStack() as folders:
+        folder_of = {name: folders.enter_context(prepared(name)) for name in given.works}
+        for repeat, (name, participant) in product(range(given.repeats), cells):
+            began = time.monotonic()
+            if began + seconds[name, participant] > until:
+                continue
+            script, way, _ = PARTICIPANTS[participant]
+            figures = measured(folder_of[name], script, way, python[script])
+            seconds[name, participant] = time.monotonic() - began
+            line = {"work": name, "participant": participant, "repeat": repeat, "load": os.getloadavg()[0]}
+            kept(given.out, {**line, **figures, "versions": versions(script, python[script])})
 
 
 def bits(given: argparse.Namespace) -> None:
@@ -303,7 +316,8 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, help="of table: the file with results")
     parser.add_argument("--works", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--participants", nargs="+", choices=PARTICIPANTS, default=list(PARTICIPANTS))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="of measure: how often at most")
+    parser.add_argument("--minutes", type=float, default=12.0, help="of measure: nobody begins who would end later")
     parser.add_argument("--environments", type=Path, help="TOML: script = interpreter")
     parser.add_argument("--out", type=Path, default=Path("rivals.jsonl"))
     given = parser.parse_args()

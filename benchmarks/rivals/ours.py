@@ -5,15 +5,19 @@ where there is one; how many clients are stacked, or how many processes share th
 ``workers N``, which keeps the same and trains one by one in N processes.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+sys.path.insert(0, f"{Path(__file__).parents[1]}")
+
+from classification import Classification
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.data.table import Table
@@ -58,20 +62,6 @@ class Network(nn.Module):
         """The encoder, the head, or both."""
         features = self.network.encode(batch) if first == 0 < last else state
         return Output(self.network.head(features), features) if last == 2 else features
-
-
-class Classification:
-    """Cross-entropy and nothing else."""
-
-    metric = "accuracy"
-
-    def loss(self, output: Output, batch: Batch) -> Tensor:
-        """Mean over the batch."""
-        return functional.cross_entropy(output.logits, batch["label"])
-
-    def example_losses(self, output: Output, batch: Batch) -> Tensor:
-        """Of each example."""
-        return functional.cross_entropy(output.logits, batch["label"], reduction="none")
 
 
 def federation(work: Work, batch_clients: int, personal: bool) -> Setup:

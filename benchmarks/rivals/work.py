@@ -35,7 +35,7 @@ class Size:
 SIZES = {
     "W1": Size("mini VL transformer, 8 clients, AdamW", "mini_vl", 8, 8, 128, 32, 3, "adamw", 1e-3),
     "W2": Size("784 x 10 linear, 10 of 1,000, SGD", "linear", 1000, 10, 60, 10, 41, "sgd", 0.1),
-    "W3": Size("CNN, 50 of 1,000, SGD", "cnn", 1000, 50, 40, 10, 4, "sgd", 0.05),
+    "W3": Size("CNN, 50 of 1,000, SGD", "cnn", 1000, 50, 40, 10, 4, "sgd", 0.5),
     "W4": Size("LoRA on a generative VLM, 4 clients, AdamW", "vlm_lora", 4, 4, 16, 4, 4, "adamw", 1e-3, "lora"),
     "W5": Size("frozen encoder with head, 8 clients, AdamW", "mini_vl", 8, 8, 128, 32, 5, "adamw", 1e-3, "head"),
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from confed.federation.protocols import Batch, Output
     from confed.federation.state import ClientState, ServerState
     from confed.federation.teacher import teacher
-    from confed.federation.train import Objective, train
+    from confed.federation.train import LocalTraining, Objective, TaskLoss, Train, train
     from confed.federation.traits import Traits
     from confed.inference.load import load_exported
     from confed.models import create_model, list_models
@@ -53,7 +53,7 @@ _HOMES = {
     "confed.federation.protocols": ("Batch", "Output"),
     "confed.federation.state": ("ClientState", "ServerState"),
     "confed.federation.teacher": ("teacher",),
-    "confed.federation.train": ("Objective", "train"),
+    "confed.federation.train": ("LocalTraining", "Objective", "TaskLoss", "Train", "train"),
     "confed.federation.traits": ("Traits",),
     "confed.models": ("create_model", "list_models"),
     "confed.recipes.recipe": ("Recipe", "load_recipe"),
@@ -68,11 +68,12 @@ for _home, _names in _HOMES.items():
 
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Dossier", "Examples", "FederatedDataset",
-    "Flow", "Local", "Mean", "Measure", "Members", "Message", "Objective", "Output", "Recipe", "Release", "Reply",
-    "Rules", "Run", "Scope", "ServerState", "Setup", "Simulation", "Split", "Study", "Traits", "Workspace", "action",
-    "allow_code", "check_algorithm", "check_dataset", "check_model", "check_task", "create_model", "dossier",
-    "keeps_protections", "list_models", "load_exported", "load_recipe", "load_run", "load_study", "register_dataset",
-    "register_measure", "register_model", "register_task", "run", "simulate", "study", "teacher", "train",
+    "Flow", "Local", "LocalTraining", "Mean", "Measure", "Members", "Message", "Objective", "Output", "Recipe",
+    "Release", "Reply", "Rules", "Run", "Scope", "ServerState", "Setup", "Simulation", "Split", "Study", "TaskLoss",
+    "Train", "Traits", "Workspace", "action", "allow_code", "check_algorithm", "check_dataset", "check_model",
+    "check_task", "create_model", "dossier", "keeps_protections", "list_models", "load_exported", "load_recipe",
+    "load_run", "load_study", "register_dataset", "register_measure", "register_model", "register_task", "run",
+    "simulate", "study", "teacher", "train",
 ]  # fmt: skip
 
 

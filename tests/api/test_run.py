@@ -260,6 +260,7 @@ def test_the_report_shows_itself_in_a_notebook(finished: confed.Run) -> None:
 
 
 def test_exported_models_load_again(finished: confed.Run, tmp_path: Path) -> None:
+    refuses("client goes with merged", finished.export, tmp_path / "exported", client="warm")
     folders = finished.export(tmp_path / "exported")
     assert {"global", "clients/warm", "clients/cold", "clients/both"} <= set(folders)
     assert folders["clients/warm"].is_dir()
@@ -344,6 +345,7 @@ def test_methods_are_compared_with_a_reference(two_methods: confed.Study) -> Non
     assert ("personal on own data", "FedAvg") in comparison.frame().index
     assert "<table" in comparison._repr_html_()
     refuses("fedprox", two_methods.compare, "fedprox")
+    refuses("headline must be one of personal, global_seen, got 'best'", two_methods.compare, headline="best")
     refuses("margin must lie between 0 and 100 points, got 0", two_methods.compare, margin=0)
 
 

@@ -29,30 +29,7 @@ from confed.studies.cells import requeue
 from confed.system.folder_lock import exclusive
 from confed.testing.toy import toy_setup
 from repository import ROOT, SUPPORT
-
-RECIPE = """name = "tiny"
-[algorithm]
-name = "fedavg"
-[model]
-name = "vilt_tiny"
-width = 16
-layers = 1
-[task]
-name = "vqa"
-[data]
-name = "toy_federation:squares"
-train = 12
-test = 4
-[local]
-epochs = 1
-[run]
-rounds = 60
-gallery = 0
-controls = "none"
-evaluate_every = 20
-[study]
-methods = ["local", "fedavg"]
-"""
+from tiny_runs import SQUARES_STUDY
 
 # Runs the tasks of the script's array two at a time; kills one and warns another in the middle, and starts both again.
 SBATCH = """#!{python}
@@ -126,7 +103,7 @@ def _bytes(root: Path) -> dict[str, bytes]:
 
 
 def _recipe(folder: Path, *changes: tuple[str, str]) -> Path:
-    text = RECIPE
+    text = SQUARES_STUDY
     for old, new in changes:
         text = text.replace(old, new)
     (folder / "tiny.toml").write_text(text)

@@ -183,7 +183,7 @@ def test_help_version_and_failures(tmp_path: Path, capfd: Capture, monkeypatch: 
 def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, capfd: Capture):
     arguments = [*SINGLE, "run.rounds=4", "run.evaluate_every=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "confed.cli", "run", *arguments, "--out", str(tmp_path / "cut")]
+    command = [sys.executable, "-m", "confed", "run", *arguments, "--out", str(tmp_path / "cut")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -458,6 +458,7 @@ def test_labels_cannot_lose_modalities_which_is_said_before_they_are_made() -> N
 def test_training_counts_its_steps_by_the_data() -> None:
     class Counted:
         local = Local(batch_size=8)
+        at_once = False
         data = TableData(*[table(mixed(61))] * 3)
         task, model = object(), nn.Linear(1, 1)
 

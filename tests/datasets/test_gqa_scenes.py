@@ -22,12 +22,13 @@ from confed.data.vl_files.gqa_questions import Source, question_files
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
 from confed.federation.protocols import Output
+from confed.metrics.scores import summarise
 from confed.models.scene_classifier import build_scene_classifier, classify, load_scene_classifier, prepare_picture
 from confed.models.tokenizer import WordTokenizer
 from confed.prepare.gqa_scenes import Options, prepare
 from confed.recipes.recipe import load_recipe
 from confed.system.events import Event, StepProgress
-from confed.tasks.vqa import VQA, summarise
+from confed.tasks.vqa import VQA
 
 # One category per scene, in the order of the scenes.
 CATEGORIES = ("pharmacy", "campus", "crosswalk", "marsh", "ski_slope", "kitchen")

@@ -38,9 +38,9 @@ class Killed(Exception):
 class Federated:
     """A server that is started, killed and started again, and sites that go away and return."""
 
-    def __init__(self, root: Path, method: str = "fedavg") -> None:
+    def __init__(self, root: Path, rounds: int = 1) -> None:
         self.root, self.state, self.said = root, root / "state", list[str]()
-        self.recipe = recipe_of(method, "run.rounds=1", "run.evaluate_every=0")
+        self.recipe = recipe_of("fedavg", f"run.rounds={rounds}", "run.evaluate_every=0", "run.checkpoint_seconds=0")
         root.mkdir(exist_ok=True)
         (root / "recipe.toml").write_text(self.recipe.to_toml())
         self.grid: LoopbackGrid = grid_of(root / "recipe.toml", root)
@@ -212,6 +212,31 @@ def test_a_site_that_never_took_part_is_handed_the_model(tmp_path: Path) -> None
     assert (tmp_path / "cold" / "run" / "models" / "personal").is_dir()
     up = {name: site["up"] for name, site in summary["federation"].items()}
     assert up["warm"] > up["cold"]  # what came before the restart counts, too
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["goes on", "was killed"])
+def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, killed: bool) -> None:
+    led = Federated(tmp_path, rounds=6)
+    led.away(COLD)
+
+    def kill_in_round_3(event: Event) -> None:
+        if isinstance(event, RunProgress) and event.round == 2:
+            raise Killed
+
+    def return_in_round_4(event: Event) -> None:
+        if isinstance(event, RunProgress) and event.round == 3:
+            led.back(COLD)
+
+    if killed:
+        with pytest.raises(Killed):
+            led.run(kill_in_round_3)
+    summary = led.run(return_in_round_4)
+    lines = [json.loads(line) for line in (led.state / "metrics.jsonl").read_text().splitlines()]
+    rounds = [sorted(line["loss"]) for line in lines if line["event"] == "round"]
+    assert len(rounds) == 6
+    assert rounds[:2] == [["both", "warm"]] * 2
+    assert rounds[-2:] == [sorted(SITES_OF)] * 2
+    assert set(summary["membership"]["evaluated"]) == set(SITES_OF)
 
 
 def test_results_of_another_model_do_not_count(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
+from confed.data import table as table_module
 from confed.data.examples import TableData
 from confed.data.table import Table
 from confed.engines import executor as executor_module
@@ -181,3 +182,19 @@ def test_the_summary_says_what_became_of_device_data(tmp_path: Path) -> None:
     assert summary["device_data"] == {"reason": "run.device is 'cpu'"}
     with pytest.raises(ValueError, match=r"run\.device_data"):
         load_recipe("fedvqa_scenes", ["run.device_data=-1"]).run  # noqa: B018
+
+
+@pytest.mark.parametrize("block_bytes", [1, 200, 2**20], ids=["a batch", "some batches", "all"])
+def test_blocks_of_batches_are_the_batches(block_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    calls = list[int]()
+    monkeypatch.setattr(table_module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(table_module, "gathered", lambda column, rows: (calls.append(len(rows)), column[rows])[1])
+    columns = {"x": torch.arange(66.0).view(22, 3), "label": torch.arange(22)}
+    whole, order = Table(None, torch.arange(22), columns), torch.randperm(22)
+    batches = list(whole.row_batches(order, 4, object()))
+    assert [len(batch.rows) for batch in batches] == [4, 4, 4, 4, 4, 2]
+    for batch, rows in zip(batches, order.split(4), strict=True):
+        assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+            "x": columns["x"][rows].tolist(), "label": rows.tolist(), "index": rows.tolist()
+        }  # fmt: skip
+    assert sorted(calls) == sorted(2 * {1: [4] * 5 + [2], 200: [16, 6], 2**20: [22]}[block_bytes])

@@ -305,6 +305,15 @@ def test_what_is_trained_decides_how_many_stages_are_frozen():
     assert frozen_stages(model, ["extra.of.a.method"]) == 2
     assert attach(model, frozenset(), 10**6) == "the first stage (first) is trained"
     assert attach(nn.Linear(2, 2), frozenset(), 10**6) == "Linear does not say which stages its pass has"
+
+
+def test_stages_without_tensors_are_computed_each_time(monkeypatch: pytest.MonkeyPatch):
+    stages = (Stage("reading", ("x",), ("none",)), Stage("rest", (), ("",)))
+    monkeypatch.setattr(Chain, "stages", stages)
+    assert attach(Chain(), frozenset(), 10**6) == "no layer is frozen before what is trained"
+
+
+def test_a_stage_may_be_a_block_without_its_adapter():
     adapted = Stage("block without adapter", (), ("block.",), without=("adapter",))
     assert adapted.reads("block.weight")
     assert not adapted.reads("block.adapter.weight")

@@ -13,37 +13,11 @@ from confed.inference.finished_run import FinishedRun
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
-
-RECIPE = """
-[algorithm]
-name = "fedavg"
-[model]
-name = "hf"
-source = "tiny:llava"
-peft = {rank = 2}
-[task]
-name = "chat"
-max_new_tokens = 2
-[data]
-name = "scenes"
-train = 4
-validation = 1
-test = 1
-unseen = []
-[local]
-batch_size = 2
-lr = 3e-2
-[run]
-rounds = 1
-gallery = 0
-evaluate_every = 0
-workers = 1
-without = ["home", "commercial", "sports", "natural"]
-"""
+from tiny_runs import CHAT
 
 
 def finished(folder: Path, *more: str) -> Path:
-    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "recipe.toml").write_text(CHAT)
     run(load_recipe(folder / "recipe.toml", more), folder / "run")
     return folder / "run"
 

@@ -25,41 +25,16 @@ from confed.tasks.chat import Chat
 from confed.testing.steadiness import flare_in, flower_in, run_through
 from confed.testing.trial import run as run_here
 from confed.testing.trial import same
+from tiny_runs import CHAT
 from vlm_families import HERE, NEEDS, tiny_vlm, vlm_batch
 
 DOCS = Path(__file__).parents[2] / "docs" / "vision_language_models.md"
-RECIPE = """
-[algorithm]
-name = "fedavg"
-[model]
-name = "hf"
-source = "tiny:FAMILY"
-peft = {rank = 2}
-[task]
-name = "chat"
-max_new_tokens = 2
-[data]
-name = "scenes"
-train = 4
-validation = 1
-test = 1
-unseen = []
-[local]
-batch_size = 2
-lr = 1e-2
-[run]
-rounds = 2
-gallery = 0
-evaluate_every = 0
-workers = 1
-without = ["home", "commercial", "sports", "natural"]
-"""
 
 
 def recipe_of(family: str, folder: Path) -> Recipe:
     path = folder / f"{family}.toml"
-    path.write_text(RECIPE.replace("FAMILY", family))
-    return load_recipe(path)
+    path.write_text(CHAT)
+    return load_recipe(path, [f"model.source=tiny:{family}", "local.lr=1e-2", "run.rounds=2"])
 
 
 def learns(model: Any, vision: bool = False) -> bool:

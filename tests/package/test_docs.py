@@ -168,17 +168,35 @@ SHORT, LONG = ROOT / "SECURITY.md", ROOT / "docs" / "security_long.md"
 TEST = re.compile(r"`(test_\w+|tests/[\w/]+\.py)`")
 
 
-@pytest.mark.parametrize("page", [SHORT, LONG], ids=lambda page: page.stem)
+FEDERATION = [ROOT / "docs" / f"{name}.md" for name in ("federation", "federation_setup", "operating")]
+
+
+@pytest.mark.parametrize("page", [SHORT, LONG, *FEDERATION], ids=lambda page: page.stem)
 def test_every_test_that_a_security_page_names_exists(page) -> None:
     text = page.read_text(encoding="utf-8")
     files = (ROOT / "tests").rglob("test_*.py")
     sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
-    named = re.findall(r"`(tests/[\w/]+\.py)`", text)
-    assert named
-    for name in named:
+    assert TEST.search(text)
+    for name in re.findall(r"`(tests/[\w/]+\.py)`", text):
         assert name in sources, name
     for name in re.findall(r"`(test_\w+)`", text):
         assert any(f"def {name}(" in source for source in sources.values()), name
+
+
+PROTECTS = re.compile(
+    r"\b(refuse[sd]?|cannot|can change nothing|never|does not start|left out|noticed|nothing is shown|loses nothing|"
+    r"asked nothing|no pickle|by its owner alone|opens with)\b"
+)
+
+
+@pytest.mark.parametrize("page", FEDERATION, ids=lambda page: page.stem)
+def test_every_sentence_of_protection_names_its_test(page) -> None:
+    """What a page promises is refused, kept or noticed is tried by a test that the same sentence names."""
+    text = re.sub(r"^(```.*?^```$|\|.*?)$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    sentences = [" ".join(part.split()) for part in re.split(r"(?<=[.;:])\s+(?=[A-Z`\n])", text)]
+    promises = [sentence for sentence in sentences if PROTECTS.search(sentence)]
+    assert promises
+    assert [sentence for sentence in promises if not TEST.search(sentence)] == []
 
 
 def test_every_threat_has_a_protection_a_test_and_a_remainder() -> None:

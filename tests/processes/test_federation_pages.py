@@ -39,7 +39,7 @@ def test_pages_have_commands() -> None:
     verbs = {command[2] if command[1] == "federation" else command[1] for command in words if command[0] == "confed"}
     assert verbs == {
         "demo", "ca", "new", "card", "consent", "sign", "server", "doctor", "client", "quarantine", "add", "revoke",
-        "renew", "audit", "retain", "erase",
+        "renew", "audit", "retain", "erase", "pass",
     }  # fmt: skip
 
 

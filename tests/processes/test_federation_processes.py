@@ -1,18 +1,29 @@
 """Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
 
+import io
 import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 from confed.deployment.demo import demonstrate, free_port, parties, started
 from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
+from confed.deployment.roles import Role
+from confed.deployment.roster import add_officer
+from confed.federation.wire import decode_state
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
+from confed.runs.run import run
 from confed.system.release import PROTOCOL, VERSION
 from real_processes import (
     BICSL,
@@ -126,6 +137,44 @@ def test_a_site_killed_in_a_round_rejoins(tmp_path: Path) -> None:
     same_as_simulated(recipe, tmp_path)
 
 
+def test_a_site_killed_in_the_middle_of_a_fit_loses_few_steps(tmp_path: Path) -> None:
+    """What its training writes down every four steps is never further back than where it was killed."""
+    recipe = recipe_of("fedper", "run.rounds=2", "local.epochs=80", "local.batch_size=4")
+    commands = made(tmp_path, recipe, "--minimum", "3")
+    site = tmp_path / "sites" / "cold"
+    command, where = commands["cold"]
+    commands["cold"] = ([*command, "--checkpoint", "4 steps"], where)
+
+    def step() -> int:
+        """The step of the newest checkpoint; 0 where there is none."""
+        for path in (site / "private" / "steps").glob("*/1"):
+            with suppress(OSError):
+                return int(decode_state(path.read_bytes()).scalars["step"])
+        return 0
+
+    with started(commands) as running:
+        steps_until(step, 40, running["server"])
+        running["cold"].send_signal(signal.SIGKILL)
+        running["cold"].wait()
+        killed_at = step()
+        with started({"cold": commands["cold"]}):
+            first_steps = steps_until(step, killed_at + 1, running["server"])
+            ended(running["server"], tmp_path / "server" / "log.txt")
+    assert min(first_steps) == killed_at >= 40  # what was done before is not done again
+    same_as_simulated(recipe, tmp_path)
+
+
+def steps_until(step: Callable[[], int], least: int, server: Popen[bytes]) -> set[int]:
+    """The steps of a site's checkpoints, up to the first that is not below another."""
+    seen = set[int]()
+    while max(seen, default=0) < least:
+        assert server.poll() is None
+        if (number := step()) > 0:
+            seen.add(number)
+        time.sleep(0.001)
+    return seen
+
+
 def test_a_site_that_is_away_for_rounds_catches_up(tmp_path: Path) -> None:
     recipe = recipe_of("fedper", "run.rounds=200", "run.evaluate_every=0")
     commands = made(tmp_path, recipe, "--minimum", "2", "--away", "0")
@@ -197,6 +246,44 @@ def another_version(folder: Path, protocol: int) -> str:
         assert before in text
         path.write_text(text.replace(before, after, 1))
     return str(folder)
+
+
+LANDED = "dd6910a4"  # a commit of protocol 1; one of protocol n takes its place when this tree speaks n + 1
+BEHIND = {"sites of before": SITES, "one site of before": ("cold",), "a server of before": ("server",)}
+
+
+def landed_version(folder: Path) -> str:
+    """The package of a commit that has landed; its folder, for PYTHONPATH."""
+    archive = subprocess.run(["git", "archive", LANDED, "src/confed"], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"there is no commit {LANDED} here: {archive.stderr.decode().strip()[:100]}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    assert f"PROTOCOL = {PROTOCOL}\n" in (folder / "src/confed/system/release.py").read_text()
+    return str(folder / "src")
+
+
+@pytest.mark.parametrize("parties_before", BEHIND.values(), ids=BEHIND)
+def test_the_commit_before_goes_with_this_one(parties_before: Sequence[str], tmp_path: Path) -> None:
+    recipe, root = recipe_of("fedper", "run.rounds=2"), tmp_path / "fed"
+    commands = made(root, recipe, "--minimum", "3")
+    add_officer(root / "server", "bea", Role.auditor, "", None)  # which no party of before knows
+    path = os.pathsep.join([landed_version(tmp_path / "landed"), os.environ.get("PYTHONPATH", "")])
+    where = ["env", f"PYTHONPATH={path}", sys.executable, "-c", "import confed; print(confed.__file__)"]
+    assert subprocess.run(where, capture_output=True, text=True, check=True).stdout.startswith(str(tmp_path))
+    for party in parties_before:
+        command, folder = commands[party]
+        commands[party] = (["env", f"PYTHONPATH={path}", *command], folder)
+    with started(commands) as running:
+        ended(running["server"], root / "server" / "log.txt")
+    run(recipe, root / "simulated")
+    led, simulated = (losses_in(root / folder) for folder in ("server/state", "simulated"))
+    assert len(led) == 2
+    assert led == simulated
+
+
+def losses_in(folder: Path) -> list[dict[str, float]]:
+    return [line["loss"] for line in read_jsonl(folder / "metrics.jsonl") if line["event"] == "round"]
 
 
 def test_the_next_version_takes_part_and_a_later_one_is_told(tmp_path: Path) -> None:

@@ -166,7 +166,6 @@ def test_a_repeated_run_has_the_number_of_the_published_one(whole: Path, tmp_pat
         (["run.workers=2"], "several processes share the clients"),
         (["run.async.buffer=2"], "asynchronous rounds ask one client after the other"),
         (["run.device=auto"], "it was not measured on a GPU"),
-        (["algorithm.name=ditto"], "Ditto overrides 'fit', and stacked training takes the place"),
         (["algorithm.name=fedp3"], "the method does not say that its objective is one loss per batch"),
         (["local.accumulate=2"], "local.accumulate is 2, stacked are 1"),
         (["run.uplink.bits=8"], "run.uplink is set"),
@@ -181,6 +180,11 @@ def test_clients_stay_alone_where_stacking_does_not_pay(more: Sequence[str], rea
     chosen = begin(recipe_with(*more))[-1]
     assert chosen.clients == 1
     assert chosen.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("method", ["ditto", "feddc", "feddyn", "fedprox", "scaffold"])
+def test_methods_with_terms_and_second_trainings_are_stacked(method: str):
+    assert begin(recipe_with(f"algorithm.name={method}"))[-1].clients == 5
 
 
 def test_a_schedule_is_followed_where_steps_are_equally_many():

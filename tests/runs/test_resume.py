@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import toy_federation  # its datasets have names then
+from children import forked, status_of
+from command_line import confed
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare_runs
 from confed.results.folder import RunFolder
@@ -31,7 +34,6 @@ TINY = (
     "data.validation=4", "data.test=4", "local.batch_size=4", "local.epochs=1", "run.rounds=4", "run.workers=1",
     "run.gallery=0", "run.controls=none", "run.evaluate_examples=4",
 )  # fmt: skip
-CHILD = "import sys; from confed.cli import main; sys.argv = ['confed', *sys.argv[1:]]; main()"
 
 
 def _tiny(*more: str) -> Recipe:
@@ -118,35 +120,29 @@ def test_two_workers_give_the_same_files(tmp_path: Path, reference: dict[str, by
     assert _bytes(folder) == reference
 
 
+def _succeeds(*command: object) -> None:
+    assert confed(*command) == 0
+
+
 def _kill_and_resume(folder: Path, recipe: Path, kills: int, rng: random.Random) -> int:
     """Starts the command, kills it with SIGKILL at random moments, resumes until done; returns the kills made."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = 0
-    command = ["run", str(recipe), "--out", str(folder), "--json"]
     while True:
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, *command],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        begun = (folder / "recipe.toml").exists()
+        command = ["resume", folder, "--json"] if begun else ["run", recipe, "--out", folder, "--json"]
+        child = forked(partial(_succeeds, *command))
         if done < kills:
+            # Random moments of the run itself: the folder tells when it begins.
             until = time.monotonic() + 120
-            # Random moments of the run itself, not of the imports before it: the folder tells when it begins.
-            while process.poll() is None and not folder.exists() and time.monotonic() < until:
+            while not folder.exists() and time.monotonic() < until:
                 time.sleep(0.01)
-            try:
-                process.wait(timeout=rng.uniform(0.0, 1.5))
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                done += 1
-        _, errors = process.communicate()
-        if process.returncode == 0:
+            time.sleep(rng.uniform(0.0, 1.5))
+            os.kill(child, signal.SIGKILL)  # of a child that has ended, too, as nobody has waited for it yet
+        code = os.waitstatus_to_exitcode(status_of(child))
+        if code == 0:
             return done
-        assert process.returncode == -signal.SIGKILL, errors.decode()
-        command = (
-            ["resume", str(folder), "--json"]
-            if (folder / "recipe.toml").exists()
-            else ["run", str(recipe), "--out", str(folder), "--json"]
-        )
+        assert code == -signal.SIGKILL
+        done += 1
 
 
 def test_killed_at_random_moments(tmp_path: Path, reference: dict[str, bytes]) -> None:

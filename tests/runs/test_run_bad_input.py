@@ -29,6 +29,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoints, CorruptCheckpoint
 from confed.federation.evaluate import evaluate
 from confed.federation.local import Local, Schedule
+from confed.metrics.scores import summarise
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import describe, published
 from confed.models.tokenizer import bert_tokenizer
@@ -39,7 +40,6 @@ from confed.runs.encode import tokenizer_options
 from confed.runs.run import load_run, prepare, run
 from confed.runs.samples import fill
 from confed.studies.study import open_study
-from confed.tasks.vqa import summarise
 from refusals import refuses
 from tiny_runs import stop_in_round
 

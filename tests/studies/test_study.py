@@ -29,7 +29,7 @@ from confed.studies.cells import BatchOptions, array_index, parse_options, parse
 from confed.studies.gates import rows_for_gates, with_references
 from confed.studies.pool import carry_out
 from confed.studies.runner import resume, run_study
-from confed.studies.study import grid_of, open_study, read_study, rows_of
+from confed.studies.study import grid_of, load_rows, open_study, read_study, rows_of
 from confed.system.events import Event, JobProgress, JobsPlanned, RunProgress
 from confed.system.folder_lock import exclusive
 from refusals import refuses
@@ -103,6 +103,10 @@ def test_all_means_the_table_or_the_rows_or_every_method(tmp_path: Path) -> None
     assert rows_of(bare, "fedavg, local,fedavg") == ("fedavg", "local")
     refuses("at least one method, got ' ,'", rows_of, bare, " ,")
     refuses("no algorithm is called 'fedavgg'", recipe.with_rows, ["fedavgg"])
+    assert load_rows("fedvqa_scenes", [], "all").methods == recipe.table  # as `confed run --methods all` asks
+    other = load_rows("fedvqa_scenes", ["methods.weak.name=fedprox", "methods.weak.mu=0.5"], "local,weak,local")
+    assert other.methods == ("local", "weak")
+    assert other.method("weak").construct("algorithm").mu == 0.5
     path = tmp_path / "mine.toml"
     path.write_text(recipe.to_toml())
     assert load_recipe(path).table == recipe.table

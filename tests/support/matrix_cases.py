@@ -29,7 +29,7 @@ from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.stages import Stage, run_stages
 from confed.federation.state import MemoryStore, ServerState, Store
-from confed.federation.train import Objective, train
+from confed.federation.train import LocalTraining, Objective, TaskLoss, Train, train
 from confed.federation.traits import Traits
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.tasks.vqa import VQA
@@ -196,6 +196,16 @@ def _fit(self: Algorithm, client: Client, message: Message) -> Message:
     return client.upload(loss=2 * loss)
 
 
+def _local_training(self: Algorithm, client: Client, message: Message) -> LocalTraining:
+    client.load(scaled(message.tensors, 0.9))
+    before = yield Train(self.objective(client), 1, order="first")
+    client.state.tensors["halfway"] = client.values(Scope.SHARED)
+    change = {name: client.tensors[name].detach().square().sum() for name in client.incoming}
+    after = yield Train(TaskLoss(client.task, lambda loss: loss * (1 + 0.01 * sum(change.values()))))
+    client.remember()
+    return client.upload(loss=before + 2 * after)
+
+
 def _personalise(self: Algorithm, client: Client, message: Message) -> Message:
     client.load(scaled(message.tensors, 0.5))
     client.remember()
@@ -244,6 +254,7 @@ OVERRIDES: dict[str, Override] = {
     "weight": Override(lambda self, reply: 1.0),
     "accumulator_dtype": Override(property(lambda self: torch.bfloat16)),
     "objective": Override(_objective),
+    "local_training": Override(_local_training),
     "fit": Override(action(_fit)),
     "personalise": Override(action(_personalise), Tuned),
     "actions": Override(_actions),

@@ -32,6 +32,7 @@ from confed.federation.traits import Traits
 from confed.federation.wire import encode_state
 from repository import ROOT, SUPPORT
 from setup_sources import source
+from tiny_runs import SQUARES_STUDY
 
 STATEFUL = ("scaffold", "ditto", "feddyn", "fedper", "moon", "feddc")
 """Methods whose clients keep something between rounds, or whose objective needs what they kept."""
@@ -264,33 +265,6 @@ def recipe() -> Mapping[str, Any]:
         }  # fmt: skip
 
 
-STUDY = """name = "tiny"
-[algorithm]
-name = "fedavg"
-[model]
-name = "vilt_tiny"
-width = 16
-layers = 1
-[task]
-name = "vqa"
-[data]
-name = "toy_federation:squares"
-train = 12
-test = 4
-[local]
-epochs = 1
-[run]
-rounds = 40
-gallery = 0
-controls = "none"
-evaluate_every = 20
-address = "auto"
-engine = "ray"
-[study]
-methods = ["local", "fedavg"]
-"""
-
-
 def _confed(*arguments: str) -> int:
     """Exit code of a command, in this process."""
     from confed.cli.app import main
@@ -311,7 +285,8 @@ def study() -> Mapping[str, Any]:
     cluster, two = _cluster(2)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "tiny.toml").write_text(STUDY)
+        on_ray = SQUARES_STUDY.replace("rounds = 60", 'rounds = 40\naddress = "auto"\nengine = "ray"')
+        (folder / "tiny.toml").write_text(on_ray)
         asked = ["compare", str(folder / "tiny.toml"), "--seeds", "2"]
         one, two_nodes = folder / "one", folder / "two"
         seen = dict[str, Any]()

@@ -61,9 +61,10 @@ def recipe_of(method: str, *more: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [f"algorithm.name={method}", *SMALL, *more])
 
 
-def until(log: Path, text: str, seconds: float = 240) -> None:
+def until(log: Path, text: str, seconds: float = 240, since: int = 0) -> None:
+    """Waits until a log has a text, behind its first so many bytes."""
     began = time.monotonic()
-    while not log.is_file() or text not in log.read_text(errors="replace"):
+    while not log.is_file() or text not in log.read_bytes()[since:].decode(errors="replace"):
         assert time.monotonic() - began < seconds, f"{text!r} not in {log.read_text() if log.is_file() else log}"
         time.sleep(0.02)
 

@@ -21,6 +21,59 @@ TINY = {
     "model.layers": 1, "local.epochs": 1, "run.workers": 1, "run.gallery": 0,
 }  # fmt: skip
 
+SQUARES_STUDY = """name = "tiny"
+[algorithm]
+name = "fedavg"
+[model]
+name = "vilt_tiny"
+width = 16
+layers = 1
+[task]
+name = "vqa"
+[data]
+name = "toy_federation:squares"
+train = 12
+test = 4
+[local]
+epochs = 1
+[run]
+rounds = 60
+gallery = 0
+controls = "none"
+evaluate_every = 20
+[study]
+methods = ["local", "fedavg"]
+"""
+"""A study of two methods on squares."""
+
+CHAT = """
+[algorithm]
+name = "fedavg"
+[model]
+name = "hf"
+source = "tiny:llava"
+peft = {rank = 2}
+[task]
+name = "chat"
+max_new_tokens = 2
+[data]
+name = "scenes"
+train = 4
+validation = 1
+test = 1
+unseen = []
+[local]
+batch_size = 2
+lr = 3e-2
+[run]
+rounds = 1
+gallery = 0
+evaluate_every = 0
+workers = 1
+without = ["home", "commercial", "sports", "natural"]
+"""
+"""A run of a tiny vision-language model that converses, with two clients."""
+
 
 def stop_in_round(number: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[Event], None]:
     """A listener that ends a run by an error when this round, or a later one, was trained."""

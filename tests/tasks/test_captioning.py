@@ -326,7 +326,7 @@ def test_the_personal_transformer_learns_captions(finished: Path):
 
 def test_ciders_are_no_percentages():
     line = headline({"metric": "cider", "personal_mean": 2.8166, "global_seen_mean": 1.013, "seconds": 86.0})
-    assert line == "CIDEr personal 281.7, CIDEr global on seen 101.3, 86 s"
+    assert line == "CIDEr-D personal 281.7, CIDEr-D global on seen 101.3, 86 s"
 
 
 def test_the_report_shows_what_people_and_models_say(finished: Path):

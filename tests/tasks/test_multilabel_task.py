@@ -8,9 +8,9 @@ import torch
 
 from confed.federation.protocols import Output, Task
 from confed.metrics.multilabel import multilabel_metrics
+from confed.metrics.scores import summarise
 from confed.registry import tasks
 from confed.tasks.multilabel import UNKNOWN, Multilabel, label_states
-from confed.tasks.vqa import summarise
 from refusals import refuses
 
 # Logits, labels and states of two examples of three labels; log 3 is a probability of 3/4.
@@ -141,6 +141,7 @@ def test_a_diverged_model_has_metrics():
         tally = task.tally(output(broken), batch)
     assert math.isnan(tally["loss"][0])
     assert tally["nan_logits"] == (6, 6)
+    assert tally.keys() <= task.measures.keys(), "a server takes declared scores only"
     assert (tally["O-P"], tally["O-R"][0]) == ((0, 0), 0)
     assert all(map(math.isfinite, multilabel_metrics(*task.scores(output(broken), batch)).values()))
     assert task.counts(output(broken), batch)["predicted"].tolist() == [0, 0, 0]

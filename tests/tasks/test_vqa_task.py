@@ -8,13 +8,14 @@ from torch.nn import functional
 
 from confed.federation.protocols import Output, Task
 from confed.metrics.retrieval import ranks_of_relevant
+from confed.metrics.scores import summarise
 from confed.privacy.membership import example_losses
 from confed.registry import tasks
 from confed.tasks.choice import Choice
 from confed.tasks.entailment import Entailment
 from confed.tasks.nlvr2 import NLVR2
 from confed.tasks.retrieval import Retrieval
-from confed.tasks.vqa import VQA, Headline, Objective, summarise
+from confed.tasks.vqa import VQA, Headline, Objective
 from refusals import refuses
 
 LOGITS = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]])

@@ -12,20 +12,18 @@ This is a second training of the same length: a client computes twice as much as
 """
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params
-from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.train import Objective, train
+from confed.federation.train import LocalTraining, TaskLoss, Train
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
@@ -42,21 +40,26 @@ class Ditto(Algorithm):
     """
 
     lam: Annotated[float, NOT_NEGATIVE] = 0.1
-    traits = Traits(steps_alone=True, group="personalisation", neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
+    traits = Traits(
+        steps_alone=True,
+        unbatchable_reason="",
+        group="personalisation",
+        neutral={},
+        search={"lam": (0.01, 0.1, 1.0, 10.0)},
+    )
 
-    @action
     @keeps_protections("record_privacy")
-    def fit(self, client: Client, message: Message) -> Message:
-        """FedAvg's fit, then the personal model's training.
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
+        """FedAvg's local training, then the personal model's training.
 
         Where that diverges the client keeps the v it had before, if any, with a warning: its update of the shared
         model is sound and is sent.
         """
         before = client.state.tensors.get("personal")
         personal = message.tensors if before is None else before
-        reply = super().fit(client, message)
+        reply = yield from super().local_training(client, message)
         client.load(personal)
-        train(client, self._near(client, message.tensors), order="personal")
+        yield Train(self._near(client, message.tensors), order="personal")
         client.keep_personal = True
         client.remember()
         # The engine checks what is sent; this model is not.
@@ -73,16 +76,13 @@ class Ditto(Algorithm):
             client.state.tensors["personal"] = personal_model
         return reply
 
-    def _near(self, client: Client, received: Params) -> Objective:
+    def _near(self, client: Client, received: Params) -> TaskLoss:
         """The task's loss plus (lambda / 2) ||v - w||^2 over the trained shared tensors."""
         names = [n for n in received if client.tensors[n].requires_grad]
         personal = [client.tensors[n] for n in names]
         anchor = [received[n].to(client.tensors[n].device) for n in names]
 
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            loss = client.task.loss(model(batch), batch)
-            if self.lam:
-                loss = loss + self.lam * half_squared_distance(personal, anchor)
-            yield loss
+        def proximal(loss: Tensor) -> Tensor:
+            return loss + self.lam * half_squared_distance(personal, anchor)
 
-        return losses
+        return TaskLoss(client.task, proximal if self.lam else None)

@@ -39,20 +39,19 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from confed.federation.algorithm import Protection, action, keeps_protections
+from confed.federation.algorithm import Protection, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.drift import Corrected
 from confed.federation.local import Local
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Mean, Params
-from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, train, travelled
+from confed.federation.train import LocalTraining, TaskLoss, Train, travelled
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
@@ -82,6 +81,7 @@ class FedDC(Corrected):
     correction: Literal["auto", "on", "off"] = "auto"
     traits = Traits(
         steps_alone=True,
+        unbatchable_reason="",
         clients_may_leave=False,
         clients_may_lack_modalities=False,
         counts_examples=True,
@@ -190,8 +190,7 @@ class FedDC(Corrected):
 
     # Client ------------------------------------------------------------------------------------------------
 
-    @action
-    def fit(self, client: Client, message: Message) -> Message:
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
         """Local training with penalty and correction, followed by updates of h_k and g_k."""
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
         share = message.positive("share")
@@ -202,7 +201,7 @@ class FedDC(Corrected):
         client_gradient = client.state.tensors.get(GRADIENT, zeros)
         everyone = {n: message.tensors.get(PREFIX + n, z) / share for n, z in zeros.items()}
         pull = {n: everyone[n] - client_gradient[n] for n in zeros} if correcting else None
-        loss = train(client, self._corrected(client, drift, pull, self.alpha / share))
+        loss = yield Train(self._corrected(client, drift, pull, self.alpha / share))
         client.remember()
         length = travelled(client) if correcting else 0.0
         per_distance = 1 / length if length > 0 else 0.0
@@ -215,7 +214,7 @@ class FedDC(Corrected):
             }
         return reply
 
-    def _corrected(self, client: Client, drift: Params, pull: Params | None, alpha: float) -> Objective:
+    def _corrected(self, client: Client, drift: Params, pull: Params | None, alpha: float) -> TaskLoss:
         """The task's loss plus (alpha / 2) ||theta - (w - h_k)||^2 plus, where given, <theta - w, pull>."""
         local = [client.tensors[n] for n in drift]
         anchor = [(client.incoming[n] - h).to(client.tensors[n].device) for n, h in drift.items()]
@@ -223,15 +222,14 @@ class FedDC(Corrected):
         # <w, pull> is a constant: without it the loss that is logged would begin anywhere.
         start = 0.0 if pull is None else sum(float((client.incoming[n] * p).sum()) for n, p in pull.items())
 
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            loss = client.task.loss(model(batch), batch)
+        def corrected(loss: Tensor) -> Tensor:
             if self.alpha:
                 loss = loss + alpha * half_squared_distance(local, anchor)
             if slope is not None:
                 loss = loss + torch.stack([(p * s).sum() for p, s in zip(local, slope, strict=True)]).sum() - start
-            yield loss
+            return loss
 
-        return losses
+        return TaskLoss(client.task, corrected)
 
 
 def _plain(local: Local) -> bool:

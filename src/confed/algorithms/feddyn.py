@@ -24,18 +24,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from torch import Tensor, nn
-
-from confed.federation.algorithm import action, keeps_protections
+from confed.federation.algorithm import keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.drift import Corrected
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params
-from confed.federation.protocols import Batch
 from confed.federation.ranges import POSITIVE
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, train
+from confed.federation.train import LocalTraining, TaskLoss, Train
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
@@ -59,6 +56,7 @@ class FedDyn(Corrected):
     alpha: Annotated[float, POSITIVE] = 0.01
     traits = Traits(
         steps_alone=True,
+        unbatchable_reason="",
         clients_may_leave=False,
         clients_may_lack_modalities=False,
         counts_examples=True,
@@ -100,25 +98,19 @@ class FedDyn(Corrected):
 
     # Client ------------------------------------------------------------------------------------------------
 
-    @action
     @keeps_protections("record_privacy")
-    def fit(self, client: Client, message: Message) -> Message:
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
         """Local training with the regulariser, followed by the update of h_k."""
         client.load(message.tensors)
         drift = client.state.tensors.get(DRIFT) or self.zeros(client)
-        loss = train(client, self._regularised(client, drift, self.alpha / message.positive("share")))
+        loss = yield Train(self._regularised(client, drift, self.alpha / message.positive("share")))
         client.remember()
         reply = client.upload(loss=loss)
         client.state.tensors[DRIFT] = {n: h + reply.tensors[n] - message.tensors[n] for n, h in drift.items()}
         return reply
 
-    def _regularised(self, client: Client, drift: Params, alpha: float) -> Objective:
+    def _regularised(self, client: Client, drift: Params, alpha: float) -> TaskLoss:
         """The task's loss plus (alpha / 2) ||theta - (w - h_k)||^2."""
         local = [client.tensors[n] for n in drift]
         anchor = [(client.incoming[n] - h).to(client.tensors[n].device) for n, h in drift.items()]
-
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            loss = client.task.loss(model(batch), batch)
-            yield loss + alpha * half_squared_distance(local, anchor)
-
-        return losses
+        return TaskLoss(client.task, lambda loss: loss + alpha * half_squared_distance(local, anchor))

@@ -48,9 +48,10 @@ from typing import Annotated, Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Protection, action, keeps_protections
+from confed.federation.algorithm import Protection, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.branches import still
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.families.lora import (
     ADDED,
@@ -66,7 +67,6 @@ from confed.federation.families.lora import (
     noted,
     padded,
     received,
-    still,
     train_and_prune,
     zero_beyond,
 )
@@ -78,7 +78,7 @@ from confed.federation.reports import Number, Report
 from confed.federation.specs import frozen_names
 from confed.federation.state import ServerState
 from confed.federation.structure import head_rules, private_head
-from confed.federation.train import train
+from confed.federation.train import LocalTraining, Train
 from confed.federation.traits import Traits
 from confed.losses.low_rank import Factors, corrected, decomposed, dimension_wise, fitted, mean_by_norm, residual, stack
 
@@ -147,6 +147,7 @@ class FedLoRA(FisherWeighted):
 
     traits = Traits(
         steps_alone=True,
+        unbatchable_reason="",
         label="FedLoRA",
         group="finetuning",
         synchronous="what its server adds to the weights belongs to the factors of one round; take fedpeft",
@@ -382,9 +383,8 @@ class FedLoRA(FisherWeighted):
 
     # Client ------------------------------------------------------------------------------------------------
 
-    @action
     @keeps_protections("record_privacy")
-    def fit(self, client: Client, message: Message) -> Message:
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
         """Local training; private parameters and D stay, the client's part of shared ones is sent."""
         starting = self._starting(client, message)
         added = received(client, message, starting, self._addition) if self._adds else {}
@@ -396,10 +396,11 @@ class FedLoRA(FisherWeighted):
         resting, left = self._resting(client.tensors, client.round), None
         if self.aggregation == "norm" and rank is not None:
             prune = {"decay": self.prune_decay, "penalty": self.prune_penalty}
-            loss, left = train_and_prune(client, self.objective(client), rank, least=self.least_rank, **prune)
+            objective = self.objective(client)
+            loss, left = yield from train_and_prune(client, objective, rank, least=self.least_rank, **prune)
         else:
             with still(client.tensors[name] for name in resting):
-                loss = train(client, self.objective(client))
+                loss = yield Train(self.objective(client))
         client.remember()
         if added:
             hold(client, message, added)

@@ -7,17 +7,15 @@ With an adaptive optimiser the loss form used here and the original perturbed gr
 are the same.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
-from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.train import Objective
+from confed.federation.train import Objective, TaskLoss
 from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
@@ -38,15 +36,10 @@ class FedProx(Algorithm):
     @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""
-        received = dict[str, Tensor]()
+        learning = {n: client.tensors[n] for n in client.incoming if client.tensors[n].requires_grad}
+        received = [client.incoming[n].to(tensor.device) for n, tensor in learning.items()]
 
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            loss = client.task.loss(model(batch), batch)
-            if self.mu:
-                learning = {n: client.tensors[n] for n in client.incoming if client.tensors[n].requires_grad}
-                if not received:  # once a round
-                    received.update((name, client.incoming[name].to(loss.device)) for name in learning)
-                loss = loss + self.mu * half_squared_distance(list(learning.values()), list(received.values()))
-            yield loss
+        def proximal(loss: Tensor) -> Tensor:
+            return loss + self.mu * half_squared_distance(list(learning.values()), received)
 
-        return losses
+        return TaskLoss(client.task, proximal if self.mu else None)

@@ -5,22 +5,21 @@ body is averaged as in FedAvg; the head never leaves its client. As in the paper
 divide a round's epochs between them, so that a client computes no more than in other methods.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from torch import nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.branches import held
 from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.structure import head_rules, private_head
-from confed.federation.train import train
+from confed.federation.train import LocalTraining, Train
 from confed.federation.traits import Traits
 
 
@@ -40,6 +39,7 @@ class FedRep(Algorithm):
     head: tuple[str, ...] = ()
     traits = Traits(
         steps_alone=True,
+        unbatchable_reason="",
         group="personalisation",
         has_global=False,
         in_epochs=True,
@@ -55,27 +55,12 @@ class FedRep(Algorithm):
         """The head is private, the rest is shared; a ``ValueError`` before :meth:`configure`."""
         return {**head_rules(self.head, "FedRep"), "*": Scope.SHARED}
 
-    @action
-    def fit(self, client: Client, message: Message) -> Message:
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
         """Local training of the head, which stays, then of the body, which is sent."""
         client.load(message.tensors)
-        with _still(client, Scope.SHARED):
-            train(client, self.objective(client), self.head_epochs, order="order of the head")
-        with _still(client, Scope.PRIVATE):
-            loss = train(client, self.objective(client), max(1, client.local.epochs - self.head_epochs))
+        with held(client, Scope.SHARED):
+            yield Train(self.objective(client), self.head_epochs, order="order of the head")
+        with held(client, Scope.PRIVATE):
+            loss = yield Train(self.objective(client), max(1, client.local.epochs - self.head_epochs))
         client.remember()
         return client.upload(loss=loss)
-
-
-@contextmanager
-def _still(client: Client, scope: Scope) -> Generator[None]:
-    """Context in which parameters of a scope are not trained."""
-    parameters = [client.tensors[n] for n in client.names(scope) if client.tensors[n].requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        # The workspace is the next client's too.
-        for parameter in parameters:
-            parameter.requires_grad_(True)

@@ -24,18 +24,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from confed.federation.algorithm import action, keeps_protections
+from confed.federation.algorithm import keeps_protections
 from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.drift import Corrected
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Scope
-from confed.federation.protocols import Batch
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, train, travelled
+from confed.federation.train import LocalTraining, TaskLoss, Train, travelled
 from confed.federation.traits import Traits
 
 VARIATE = "variate"  # a client's c_k in its state, and the sum of all c_k among the server's slots
@@ -59,6 +58,7 @@ class Scaffold(Corrected):
 
     traits = Traits(
         steps_alone=True,
+        unbatchable_reason="",
         label="SCAFFOLD",
         clients_may_leave=False,
         clients_may_lack_modalities=False,
@@ -104,8 +104,7 @@ class Scaffold(Corrected):
 
     # Client ------------------------------------------------------------------------------------------------
 
-    @action
-    def fit(self, client: Client, message: Message) -> Message:
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
         """Local training with the corrected gradient; the reply has the weights and the change of c_k.
 
         Raises:
@@ -123,7 +122,7 @@ class Scaffold(Corrected):
         )
         client_variate = client.state.tensors.get(VARIATE) or {n: torch.zeros_like(c) for n, c in everyone.items()}
         new = client_variate if by_steps else _gradient(client, list(everyone))
-        loss = train(client, self._corrected(client, {n: c - client_variate[n] for n, c in everyone.items()}))
+        loss = yield Train(self._corrected(client, {n: c - client_variate[n] for n, c in everyone.items()}))
         client.remember()
         reply = client.upload(loss=loss)
         length = travelled(client)
@@ -132,17 +131,16 @@ class Scaffold(Corrected):
         client.state.tensors[VARIATE] = new
         return Message({**reply.tensors, **{PREFIX + n: c - client_variate[n] for n, c in new.items()}}, reply.scalars)
 
-    def _corrected(self, client: Client, correction: Params) -> Objective:
+    def _corrected(self, client: Client, correction: Params) -> TaskLoss:
         """The task's loss plus <theta - w, c - c_k>."""
         pairs = [(client.tensors[n], c.to(client.tensors[n].device)) for n, c in correction.items()]
         # <w, c - c_k> is a constant: without it the loss that is logged would begin anywhere.
         start = sum(float((client.incoming[n] * c).sum()) for n, c in correction.items())
 
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            slope = torch.stack([(p * c).sum() for p, c in pairs]).sum()
-            yield client.task.loss(model(batch), batch) + slope - start
+        def corrected(loss: Tensor) -> Tensor:
+            return loss + torch.stack([(p * c).sum() for p, c in pairs]).sum() - start
 
-        return losses
+        return TaskLoss(client.task, corrected)
 
 
 def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:

@@ -553,11 +553,13 @@ class Run(Trackable):
                 text=text, known=known,
             )  # fmt: skip
 
-    def export(self, folder: Path | str) -> dict[str, Path]:
+    def export(self, folder: Path | str, *, merged: bool = False, client: str | None = None) -> dict[str, Path]:
         """All models written for confed, transformers and peft; see :func:`confed.load_exported`.
 
         Args:
             folder: to be written; must not exist.
+            merged: of a model by name: one whole model for transformers, with what was trained merged.
+            client: with ``merged``: the client whose personal model; None for the global one.
 
         Returns:
             Name of a model -> its folder.
@@ -568,10 +570,11 @@ class Run(Trackable):
             >>> confed.load_exported("exported", "sports").image_size
             64
         """
-        from confed.inference.export import export
+        from confed.inference.export import export_models
 
         with threads_kept():
-            return {name: Path(path) for name, path in export(self.folder, Path(folder)).items()}
+            written = export_models(self.folder, Path(folder), merged=merged, client=client)
+        return {name: Path(path) for name, path in written.items()}
 
     # Going on -------------------------------------------------------------------------------------------------
 

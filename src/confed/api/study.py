@@ -15,6 +15,7 @@ from confed.recipes.recipe import Recipe
 from confed.results.folder import kind_of
 from confed.results.runs import StudyResults as Record
 from confed.results.runs import load
+from confed.results.summary import check_headline
 from confed.studies.runner import Outcome, run_study
 from confed.studies.study import free_folder, open_study, read_study, rows_of
 
@@ -163,7 +164,9 @@ class Study(Trackable):
 
         return table_of(self._record).frame()
 
-    def compare(self, reference: str | Sequence[str] | None = None, margin: float = 1.0) -> "Comparison":
+    def compare(
+        self, reference: str | Sequence[str] | None = None, margin: float = 1.0, *, headline: str = ""
+    ) -> "Comparison":
         """Paired differences to reference methods with tests over seeds and over examples.
 
         A notebook shows its tables; ``.frame()`` has the first as a data frame, ``.differences`` every number.
@@ -172,9 +175,10 @@ class Study(Trackable):
             reference: the method or methods that the others are compared with; by default FedAvg and FedAvg + FT as far
                 as they are there.
             margin: points within which methods count as equal.
+            headline: the model in ``deployed``: "personal" or "global_seen"; by default as each method's kind asks.
 
         Raises:
-            ValueError: there is no such method, or the margin is not between 0 and 100 points.
+            ValueError: there is no such method or headline, or the margin is not between 0 and 100 points.
 
         Example:
             >>> comparison = confed.load_study("runs/study").compare(reference="local")
@@ -183,9 +187,10 @@ class Study(Trackable):
         """
         from confed.report.comparison import compare
 
+        check_headline(headline, "headline")
         if not 0 < margin < 100:
             raise ValueError(f"margin must lie between 0 and 100 points, got {margin:g}")
-        return compare([self.folder], reference, margin / 100)
+        return compare([self.folder], reference, margin / 100, headline)
 
     def plot(self) -> "Figure":
         """Learning curves by round as a matplotlib figure, a line per method: the mean over seeds on validation data.

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from confed.cli import cells
 from confed.cli import study as shared
 from confed.cli.app import (
     FAILED,
@@ -25,6 +26,7 @@ from confed.cli.app import (
     tell_asks,
 )
 from confed.cli.completion import complete_recipe
+from confed.cli.plan import show_grid_plan
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def compare(
     from confed.studies.study import grid_of
 
     judged = shared.judged_by(reference, margin, headline, relative, gates)
-    cluster = shared.Cluster(on, slurm, submit, before)
+    cluster = cells.Cluster(on, slurm, submit, before)
     rows_given = {"--methods": methods, "--models": models, "--workers": workers, "--tuned": tuned, "--over": over,
                   "--with": along, "--split": split, "--plan": plan, "--on": on}  # fmt: skip
     if Path(sources[0]).is_dir():
@@ -103,11 +105,11 @@ def compare(
     if "=" in recipe and not Path(recipe).is_file():
         raise ValueError(f"a recipe comes before its settings, as in `confed compare modalities {recipe}`")
     axes = {"over": over, "along": along or (), "split": split, "models": models, "gates": gates}
-    address, overrides = shared.with_address(on, recipe, overrides)
+    address, overrides = cells.with_address(on, recipe, overrides)
     values = shared.tuned_values(tuned, recipe, overrides, seeds)
     grid = grid_of(recipe, overrides, **axes, methods=methods, headline=headline, tuned=values, seeds=seeds)
     if plan:
-        shared.show_grid_plan(grid, workers, cluster.options, as_json)
+        show_grid_plan(grid, workers, cluster.options, as_json)
         return
     tell_asks(grid.first, recipe)
     folder = out or Path("runs") / grid.name
@@ -117,7 +119,7 @@ def compare(
     if values is not None and (without := [row for row in grid.first.methods if row not in values]):
         complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
     grid.open(folder, asdict(judged))
-    shared.carry_out(folder, cluster, address, workers, as_json)
+    cells.carry_out(folder, cluster, address, workers, as_json)
 
 
 def _of_folders(
@@ -133,7 +135,7 @@ def _of_folders(
         shared.show_gates(places[0], places[1] if len(places) > 1 else None, out, as_json)
         return
     if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
-        shared.show_cells(places[0], as_json)
+        cells.show_cells(places[0], as_json)
         return
     if results is not None:
         _write_rows(places, results)

@@ -5,7 +5,7 @@ Names are kept in a file of the user's cache, because looking them up imports to
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -96,12 +96,11 @@ def complete_kind(incomplete: str) -> list[str]:
 def complete_folder(incomplete: str) -> list[str]:
     """Runs, studies and sweeps under ``runs/``, and below the folder that is written."""
     parent = Path(incomplete.rpartition("/")[0] or "/") if "/" in incomplete else Path("runs")
-    return [str(path) for path in sorted(_runs_in(parent)) if str(path).startswith(incomplete) or not incomplete]
-
-
-def _runs_in(parent: Path) -> Iterator[Path]:
     marks = ("recipe.toml", "summary.json", "sweep.json", "models.json")
+    folders: list[str] = []
     with suppress(OSError):
-        for path in parent.iterdir():
-            if path.is_dir() and (any((path / mark).is_file() for mark in marks) or any(path.glob("*/recipe.toml"))):
-                yield path
+        for path in sorted(parent.iterdir()):
+            is_run = any((path / mark).is_file() for mark in marks) or any(path.glob("*/recipe.toml"))
+            if is_run and str(path).startswith(incomplete):
+                folders.append(str(path))
+    return folders

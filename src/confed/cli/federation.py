@@ -33,6 +33,7 @@ from confed.cli.app import (
     show,
     tell_asks,
 )
+from confed.deployment.roles import Action, Role, described
 
 if TYPE_CHECKING:
     from confed.datasets.card import Card
@@ -109,7 +110,7 @@ def server(
         _private(),
         interruptible(state, "the same command"),
         StatusPage(console, state, quiet=as_json) as shown,
-        monitored(shown, state, _title(loaded), page=page, notify=notify, log=log) as progress,
+        monitored(shown, state, _title(loaded), kit=tls, page=page, notify=notify, log=log) as progress,
     ):
         summary = transport.lead(loaded, leading, progress)
     show(state, [summary], as_json)
@@ -261,7 +262,7 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
 
 # Creation of a federation ----------------------------------------------------------------------------------------
 
-federation_app = typer.Typer(help="Create a federation across machines, or try one here.")
+federation_app = typer.Typer(help=f"Create a federation across machines, or try one here.\n\n{described()}")
 app.add_typer(federation_app, name="federation")
 
 
@@ -326,13 +327,17 @@ def sign(
 ) -> None:
     """Sign recipe, card and list of sites again after one of them changed; sites refuse unsigned files."""
     from confed.deployment.provision import key_of_authority, sign_again
+    from confed.deployment.roster import check_key
 
     server = folder.resolve()
-    _tell_signed(sign_again(server, key or key_of_authority(server), card, serial))
+    authority = key or key_of_authority(server)
+    check_key(server, authority, Action.sign)
+    _tell_signed(sign_again(server, authority, card, serial))
 
 
 ServerFolder = Annotated[Path, typer.Argument(help="The server's folder of the federation.")]
 SiteName = Annotated[str, typer.Argument(help="Name of the site.")]
+OwnKey = Annotated[Path | None, typer.Option("--key", help="Your key. [default: the server's]")]
 CaKey = Annotated[Path | None, typer.Option("--key", help="The authority's private key. [default: beside the folder]")]
 Encrypt = Annotated[bool, typer.Option("--encrypt", help="Protect the key by a passphrase (CONFED_PASSPHRASE).")]
 Days = Annotated[int, typer.Option(help="Days for which the certificate is valid.")]
@@ -356,6 +361,7 @@ def ca(
     beside: Annotated[
         Path | None, typer.Option(help="The server's folder of a federation whose sites shall trust it as well.")
     ] = None,
+    key: OwnKey = None,
 ) -> None:
     """Make a certificate authority, apart from any server; with --beside the next one of a federation."""
     from confed.deployment.authority import make_authority
@@ -364,7 +370,7 @@ def ca(
     if beside is None:
         make_authority(folder, days, encrypt)
     else:
-        rotate_authority(beside.resolve(), folder, days, encrypt)
+        rotate_authority(beside.resolve(), folder, days, encrypt, key)
         say("every site needs the new ca.crt, which holds both, before `confed federation renew --authority`")
     say(f"made {escape(str(folder))}: keep ca.key offline")
 
@@ -373,21 +379,26 @@ def ca(
 def add(
     folder: ServerFolder,
     site: SiteName,
-    public: Annotated[str, typer.Option(help="The site's public key. [default: a new key in sites/NAME]")] = "",
+    role: Annotated[Role, typer.Option(help="Role of who is added.")] = Role.site,
+    public: Annotated[str, typer.Option(help="The public key. [default: a new key in sites/ or officers/NAME]")] = "",
     host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
     again: Annotated[bool, typer.Option("--again", help="Another key for a site that lost its own.")] = False,
     key: CaKey = None,
 ) -> None:
-    """Add a site; a running server lets it in at once, and it takes part from the next round."""
-    from confed.deployment.roster import add_site
+    """Add a site; a running server lets it in at once, and it takes part from the next round. Or a lead or auditor."""
+    from confed.deployment.roster import OFFICERS, add_officer, add_site
 
+    if role is not Role.site:
+        add_officer(folder.resolve(), site, role, public, key, again)
+        say(f"signed {escape(str(folder / OFFICERS))}: {escape(site)} is on it as {role.value}")
+        return
     _tell_signed(add_site(folder.resolve(), site, public, key, (host, port), again))
 
 
 @federation_app.command("revoke")
 def revoke(folder: ServerFolder, site: SiteName, key: CaKey = None) -> None:
-    """Take a site's key off the list; a running server refuses it at once, and the run goes on."""
+    """Take somebody's key off its list; a running server refuses it at once, and the run goes on."""
     from confed.deployment.roster import revoke_site
 
     _tell_signed(revoke_site(folder.resolve(), site, key))
@@ -398,11 +409,12 @@ def quarantine(
     folder: ServerFolder,
     site: SiteName,
     release: Annotated[bool, typer.Option("--release", help="End the quarantine.")] = False,
+    key: OwnKey = None,
 ) -> None:
     """Ask a site nothing until it is released; it stays connected, and the run goes on without it."""
     from confed.deployment.roster import quarantine_site
 
-    quarantine_site(folder.resolve(), site, release)
+    quarantine_site(folder.resolve(), site, release, key)
     say(f"{escape(site)} {'is asked again' if release else 'is in quarantine'}")
 
 
@@ -426,11 +438,14 @@ def renew(
 def audit(
     state: Annotated[Path, typer.Argument(help="The server's run folder.")],
     private: Annotated[list[Path] | None, typer.Argument(help="Private folders of sites, where at hand.")] = None,
+    key: OwnKey = None,
     as_json: Json = False,
 ) -> None:
     """Verify the server's signatures under all sites' journals, and the journals where they are at hand."""
     from confed.deployment.audit import audit as examine
+    from confed.deployment.roster import check_key
 
+    check_key(state.resolve().parent, key, Action.audit)
     lines = examine(state, private or [])
     if as_json:
         print_json([asdict(line) for line in lines])
@@ -443,11 +458,15 @@ def audit(
 
 @federation_app.command("erase")
 def erase(
-    state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")], site: SiteName
+    state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")],
+    site: SiteName,
+    key: OwnKey = None,
 ) -> None:
     """Remove what a server's run folder holds of one site alone, and say what is left of it."""
     from confed.deployment.audit import erase as remove
+    from confed.deployment.roster import check_key
 
+    check_key(state.resolve().parent, key, Action.erase)
     for sentence in remove(state, site):
         say(escape(f"left: {sentence}"))
 
@@ -456,12 +475,26 @@ def erase(
 def retain(
     folder: Annotated[Path, typer.Argument(help="A server's run folder, or a site's private one; not in use.")],
     days: Annotated[int, typer.Option(help="Days without a change after which states and checkpoints go.")],
+    key: OwnKey = None,
 ) -> None:
     """Remove states, checkpoints and models set aside that are older, with a record in removed.jsonl."""
     from confed.deployment.audit import retain as remove_old
+    from confed.deployment.roster import check_key
 
+    check_key(folder.resolve().parent, key, Action.retain)
     for sentence in remove_old(folder, days) or ["nothing is that old"]:
         say(escape(sentence))
+
+
+@federation_app.command("pass")
+def make_pass(
+    key: Annotated[Path, typer.Argument(help="Private key of a lead or an auditor.")],
+    hours: Annotated[float, typer.Option(help="Hours for which the token is good.")] = 8.0,
+) -> None:
+    """Print a token of your own for the server's page, /audit.json and /dossier."""
+    from confed.deployment.monitor import make_pass as signed
+
+    print(signed(key, hours))
 
 
 def _tell_signed(folders: list[Path]) -> None:

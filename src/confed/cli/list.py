@@ -434,13 +434,9 @@ def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:
                 yield from _wrapped(line.replace("``", ""), width, after="      ")
             continue
         for paragraph in re.split(r"\n(?=[-*] )", text):
-            yield from _wrapped(
-                " ".join(_unmarked(paragraph).split()), width, after="    " if paragraph[:2] in ("- ", "* ") else ""
-            )
-
-
-def _unmarked(text: str) -> str:
-    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("``", "")
+            unmarked = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", paragraph).replace("``", "")
+            after = "    " if paragraph[:2] in ("- ", "* ") else ""
+            yield from _wrapped(" ".join(unmarked.split()), width, after=after)
 
 
 def _wrapped(text: str, width: int, before: str = "  ", after: str = "") -> list[str]:

@@ -164,20 +164,17 @@ def export(
     With --hub the folder has a model card with results, recipe, digests and privacy ledger, and is uploaded as it is;
     personal models are written and uploaded only with --personal. The token is that of HF_TOKEN or `hf auth login`.
     """
-    from confed.inference.export import export as write
-    from confed.inference.export import export_merged
+    from confed.inference.export import export_models
 
     if hub is None and (private or personal):
         raise ValueError(f"{'--private' if private else '--personal'} goes with --hub OWNER/NAME")
-    if client is not None and not merged:
-        raise typer.BadParameter("--client goes with --merged; without it all models are exported")
     if hub is not None and merged:
         raise ValueError("--hub goes without --merged: an export as it is can be loaded by name")
     folder, _ = _run_of(folder)
     if hub is not None:
         written = _published(folder, target, hub, private, personal)
     else:
-        written = export_merged(folder, target, client) if merged else write(folder, target)
+        written = export_models(folder, target, merged=merged, client=client)
     if as_json:
         print_json(written)
         return

@@ -25,16 +25,16 @@ from confed.cli.app import (
     table_of,
     tell_asks,
 )
+from confed.cli.cells import compute_cell
 from confed.cli.completion import complete_folder
+from confed.cli.plan import rows_of_study, show_plan
 from confed.cli.study import (
     Methods,
     Overrides,
     Plan,
     RecipeName,
-    compute_cell,
+    Workers,
     finish,
-    rows_of_study,
-    show_plan,
     show_sweep,
     show_tuning,
     tell_account,
@@ -107,7 +107,7 @@ def run(
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
         from confed.studies.runner import run_single
-        from confed.studies.study import free_folder, is_free, open_study
+        from confed.studies.study import free_folder, is_free, load_rows, open_study
 
     overrides = list(overrides or [])
     # `confed run algorithm.lam=0.5` means the default recipe
@@ -115,15 +115,8 @@ def run(
         overrides.insert(0, recipe)
         recipe = "fedvqa_scenes"
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
-    rows = [] if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    if methods is not None and (not rows or len(set(rows)) < len(rows)):
-        raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
-    if rows:  # known before the recipe is checked: overrides may have settings of these rows
-        overrides.append(f"study.methods={json.dumps(rows)}")
     with collector_at_rest():  # methods, models and datasets are imported here
-        loaded = load_recipe(recipe, overrides)
-    if rows:
-        loaded = loaded.with_rows(rows)
+        loaded = load_recipe(recipe, overrides) if methods is None else load_rows(recipe, overrides, methods)
     tell_asks(loaded, recipe)
     if plan:
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
@@ -148,6 +141,7 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Of a run, study, sweep or tuning.", autocompletion=complete_folder)],
+    workers: Workers = None,
     cell: Annotated[
         str, typer.Option(metavar="NUMBER|array", help="Only this run of a grid made with --on, or the array task's.")
     ] = "",
@@ -163,7 +157,7 @@ def resume(
     if cell:
         compute_cell(folder, cell, grace)
     else:
-        finish(folder, None, as_json)
+        finish(folder, workers, as_json)
 
 
 @app.command()

@@ -1,16 +1,10 @@
-"""Common parts of the verbs that run grids of methods, seeds and points: options, plans, execution, cells, results."""
+"""Common parts of the verbs that run grids of methods, seeds and points: options, execution, tunings, results."""
 
 import json
-import math
-import os
-import signal
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,12 +13,8 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
-    INTERRUPTED,
-    allowed_modules,
     complain,
-    console,
     default_workers,
-    handling,
     is_quiet,
     plain,
     print_json,
@@ -45,10 +35,8 @@ if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
     from confed.report.tables.table import Table
     from confed.results.sweep import Sweep
-    from confed.runs.plan import RunPlan
-    from confed.studies.cells import BatchOptions
     from confed.studies.runner import Outcome
-    from confed.studies.study import Grid, Job, StudyFolder
+    from confed.studies.study import Job, StudyFolder
     from confed.studies.tuned import Tuned as TunedRow
 
     Execute = Callable[[StudyFolder], Outcome]
@@ -72,10 +60,7 @@ Methods = Annotated[
 Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core; one on a GPU]")]
 Plan = Annotated[bool, typer.Option("--plan", help="Measure a few steps and print what it will take.")]
 
-_RAY = {"run.engine": "run.engine=local", "run.address": 'run.address=""'}
-"""Key -> override with which runs are made without Ray."""
 _VERDICTS = {True: "[green]passed[/]", False: "[red]failed[/]", None: "not judged"}
-LISTED = 30  # cells that are shown one by one
 
 
 @dataclass(frozen=True)
@@ -85,30 +70,6 @@ class Judged:
     # the method whose relative improvement over each of the others is shown, client by client; "" for none
     relative: str = ""
     gates: bool = False  # as a benchmark, whose gates are judged in place of methods
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where the runs of a study or sweep are made, as options say it; a fault is a ValueError."""
-
-    on: str = ""
-    slurm: list[str] | None = None
-    submit: bool = False
-    before: list[str] | None = None
-    options: "BatchOptions" = field(init=False)
-
-    def __post_init__(self) -> None:
-        from confed.studies.cells import parse_options
-
-        if self.on not in ("", "slurm", "script", "ray"):
-            raise ValueError(f"--on must be slurm, script or ray, got {self.on!r}")
-        if self.on in ("", "ray") and (self.slurm or self.submit or self.before):
-            raise ValueError("--slurm, --submit and --before need --on slurm")
-        if self.on == "script" and (self.slurm or self.submit):
-            raise ValueError(
-                "--slurm and --submit need --on slurm; other schedulers take their options with the script"
-            )
-        object.__setattr__(self, "options", parse_options(self.slurm or []))
 
 
 def judged_by(references: list[str] | None, margin: float, headline: str, relative: str, gates: bool = False) -> Judged:
@@ -453,363 +414,3 @@ def _tuning_table(rows: "Sequence[TunedRow]") -> "RichTable":
             str(sum(trial.state == "pruned" for trial in tuned.trials)),
         )
     return table
-
-
-# Runs on a cluster: a job script or Ray, and what is there ------------------------------------------------------
-
-
-def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[str]]:
-    """Address of the Ray cluster that a recipe or overrides name in ``run.address``, and overrides without Ray.
-
-    With them each run of a study is computed by one process, whatever the recipe says.
-    """
-    from confed.recipes.recipe import load_recipe
-
-    if on != "ray":
-        return "", overrides
-    rest = [text for text in overrides if text.partition("=")[0].strip() not in _RAY]
-    return load_recipe(recipe, [*overrides, "run.engine=ray"]).run.address, [*rest, *_RAY.values()]
-
-
-def carry_out(root: Path, cluster: Cluster, address: str, workers: int | None, as_json: bool) -> None:
-    """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written."""
-    if cluster.on == "ray":
-        from confed.studies.cells import compute_on_ray
-
-        with showing(root, as_json) as display:
-            compute_on_ray(root, address, workers or 0, display, _refused)
-        show_gathered(root, as_json, {})
-    elif cluster.on:
-        _distribute(root, cluster, as_json)
-    else:
-        finish(root, workers, as_json)
-
-
-def _refused(cell: str, why: str) -> None:
-    complain(f"{cell}: {why}", "without")
-
-
-def _distribute(root: Path, cluster: Cluster, as_json: bool) -> None:
-    """Job script for the missing cells of a study or sweep, which are numbered; submitted if asked."""
-    from confed.studies.cells import number_cells, ranges, script_of, statuses, submit, write_script
-
-    cells = number_cells(root)
-    for cell, why in cells.refused.items():
-        _refused(cell, why)
-    missing = [status.cell.number for status in statuses(root) if status.state != "done"]
-    script, job = None, None
-    if not missing:
-        say(f"all {len(cells.cells)} cells are there; `confed compare {escape(str(root))}` shows them")
-    else:
-        text = script_of(root, missing, cluster.options, cluster.before or [], allowed_modules())
-        script = write_script(root, text)
-        job = submit(script) if cluster.submit else None
-        if not as_json:
-            _say_how(root, script, len(cells.cells), ranges(missing), cluster.on, job or "")
-    if as_json:
-        print_json(
-            {"folder": str(root), "cells": len(cells.cells), "missing": missing,
-             "script": script and str(script), "job": job}
-        )  # fmt: skip
-
-
-def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: str) -> None:
-    """What was written, how to submit it, and how to see what is there."""
-    which = f"all {count} cells" if missing == f"1-{count}" else f"cells {missing} of {count}"
-    lines = [f"{script}: {which}"]
-    if job:
-        lines.append(f"submitted as job {job}")
-    elif on == "slurm":
-        lines.append(f"submit it with:   sbatch {script}")
-    else:
-        # PBS Pro and Grid Engine take one range; cells that are finished end at once.
-        span = missing if "," not in missing else f"{missing.partition('-')[0].partition(',')[0]}-{count}"
-        span = span if "-" in span else f"{span}-{span}"
-        lines += [
-            f"PBS:          qsub -J {span} -r y {script}",
-            f'LSF:          bsub -J "{root.name}[{missing}]" -r -Q 75 < {script}',
-            f"Grid Engine:  qsub -t {span} -r y {script}",
-            f"Kubernetes:   an indexed Job of {count} completions with the command: confed resume {root} --cell array",
-        ]
-    lines.append(f"see what is there with:   confed compare {root}")
-    for line in lines:
-        console.print(escape(line), soft_wrap=True, highlight=False)
-
-
-def show_cells(root: Path, as_json: bool) -> None:
-    """State of a study's or sweep's cells, and the tables and the report of those that are finished."""
-    from confed.studies.cells import statuses
-
-    cell_statuses = statuses(root)
-    counts = Counter(status.state for status in cell_statuses)
-    words = ", ".join(
-        f"{counts[state]} {state}" for state in ("done", "running", "stopped", "failed", "waiting") if counts[state]
-    )
-    more = {"cells": [asdict(status) for status in cell_statuses]}
-    if as_json and counts["done"]:
-        show_gathered(root, True, more)
-        return
-    if as_json:
-        print_json(plain({"folder": str(root), **more}))
-        return
-    say(f"{len(cell_statuses)} cells: {words}")
-    listed = [status for status in cell_statuses if status.state in ("running", "stopped", "failed")]
-    if listed:
-        table = table_of("cell", "run", "state", "round", "where or why", right=("cell", "round"))
-        for status in listed[:LISTED]:
-            place = f"{status.round}/{status.rounds}"
-            table.add_row(str(status.cell.number), escape(status.title), status.state, place, escape(status.text))
-        print_table(table)
-        if len(listed) > LISTED:
-            say(f"and {len(listed) - LISTED} more")
-    if counts["done"]:
-        show_gathered(root, False, {})
-
-
-# Cells: one run of a study, as an array task of a cluster computes it ---------------------------------------------
-
-AGAIN = 75
-"""Exit code of a cell that stopped before its end and goes on when it is started again (EX_TEMPFAIL of sysexits.h)."""
-
-
-def compute_cell(study: Path, number: str, grace: float) -> None:
-    """Execution or continuation of one run of a study or sweep: the cell of a number, or of this array task."""
-    from confed.api.progress import Display
-    from confed.federation.checkpoint import CorruptCheckpoint
-    from confed.studies.cells import array_index, find_cell
-    from confed.studies.runner import complete, one_job
-    from confed.system.events import Progress
-
-    if not grace >= 0:
-        raise ValueError(f"--grace must be at least 0 seconds, got {grace}")
-    if number != "array" and not number.isdecimal():
-        raise ValueError(f'--cell must be the number of a cell, or "array" for that of this array task, got {number!r}')
-    wanted = array_index(os.environ) if number == "array" else int(number)
-    if wanted is None:
-        raise ValueError(f"give the number of a cell: confed resume {study} --cell NUMBER (this is no array task)")
-    study_folder, job, note = find_cell(study, wanted)
-    if note:
-        complain(note, "warning")
-    folder = study_folder.root / job.folder
-    if study_folder.finished(job):
-        say(f"cell {wanted} is there already: {escape(str(folder))}")
-        return
-    before = _saved(folder)
-    with _stopping(grace) as stop, Display(console, rounds=True) as display:
-
-        def work(progress: Progress) -> dict[str, object]:
-            return complete(study_folder, job, progress, outlast=True, stopping=stop.honoured)
-
-        try:
-            one_job(display, f"cell {wanted}, {study_folder.labels[job.method]}, seed {job.seed}", work)
-            return
-        except KeyboardInterrupt:
-            pass
-        except CorruptCheckpoint as error:
-            raise ValueError(str(error)) from error
-    _stopped(wanted, folder, before, stop.announced)
-
-
-@dataclass
-class _Stop:
-    """Whether the scheduler has announced the end of the time limit."""
-
-    announced: bool = False
-
-    def honoured(self) -> bool:
-        """Whether to stop now, between two rounds: what is saved then is not cut short by the end of the grace."""
-        if self.announced:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return self.announced
-
-
-@contextmanager
-def _stopping(grace: float) -> Iterator[_Stop]:
-    """SIGUSR1 as the wish to stop after the round under way, or ``grace`` seconds later; a second one: at once."""
-    stop = _Stop()
-    if not hasattr(signal, "SIGUSR1"):  # Windows, where no scheduler sends it
-        yield stop
-        return
-
-    def announce(signum: int, frame: FrameType | None) -> None:
-        if stop.announced or not grace:
-            stop.announced = True
-            raise KeyboardInterrupt
-        stop.announced = True
-        signal.setitimer(signal.ITIMER_REAL, grace)
-
-    def over(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with handling({signal.SIGUSR1: announce, signal.SIGALRM: over}):
-        try:
-            yield stop
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _saved(folder: Path) -> int:
-    """Round of the newest checkpoint; 0 without one."""
-    from confed.federation.checkpoint import Checkpoints
-
-    return max(Checkpoints(folder / "checkpoint").rounds(), default=0)
-
-
-def _stopped(number: int, folder: Path, before: int, limit: bool) -> None:
-    """What follows a stop: the task is queued again if it was the time limit, and some round was finished."""
-    from confed.studies.cells import requeue
-    from confed.studies.runner import leave_error
-
-    now = _saved(folder)
-    if not limit:
-        say(f"[yellow]stopped[/] after round {now}; cell {number} goes on there when it is started again")
-        raise typer.Exit(INTERRUPTED)
-    if now <= before:
-        why = (
-            f"cell {number} could not finish one round, or the final evaluation, in its time, and would not in the "
-            "same time again: give it a longer time limit (--slurm time=...)"
-        )
-        leave_error(folder, f"RuntimeError: {why}\n")
-        raise RuntimeError(why)
-    again = requeue()
-    how = "is queued again" if again else "goes on there when it is started again"
-    say(f"[yellow]stopped[/] after round {now} for the time limit; cell {number} {how}")
-    raise typer.Exit(AGAIN)
-
-
-# Plans: what runs will compute, send, keep and take ---------------------------------------------------------------
-
-
-def rows_of_study(recipe: "Recipe", title: str = "") -> "dict[str, Recipe]":
-    """Title of each row of a study, after that of a sweep's point -> its single-run recipe."""
-    rows = recipe.methods or (recipe.sections["algorithm"]["name"],)
-    return {", ".join(filter(None, (title, recipe.label(row)))): recipe.method(row) for row in rows}
-
-
-def show_grid_plan(grid: "Grid", workers: int | None, options: "BatchOptions", as_json: bool) -> None:
-    """Plan of a grid, in which a run that the swept setting does not concern is made once."""
-    from confed.results.sweep import MODELS
-    from confed.studies.study import differing
-
-    rows: dict[str, Recipe] = {}
-    again = 0
-    for point in grid.points:
-        for title, row in rows_of_study(grid.recipes[point.folder][0], point.title).items():
-            if grid.over in ("", MODELS) or all(differing(before, row) for before in rows.values()):
-                rows[title] = row
-            else:
-                again += 1
-    if again:
-        complain(f"runs of each seed that are the same at an earlier value and count once: {again}", "note")
-    show_plan(rows, grid.seeds, workers or default_workers(grid.first), True, options, as_json)
-
-
-def show_plan(
-    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "BatchOptions | None", as_json: bool
-) -> None:
-    """Measures the runs and prints their plan."""
-    from confed.runs.plan import plan_run
-
-    plans: dict[str, RunPlan] = {}
-    refused: dict[str, str] = {}
-    for title, recipe in rows.items():
-        if not as_json:
-            say(f"measuring {escape(title)}")
-        try:
-            plans[title] = plan_run(recipe)
-        except (ValueError, RuntimeError) as error:
-            refused[title] = str(error)
-    for title, why in refused.items():
-        complain(f"{title}: {why}", "without")
-    if not plans:
-        raise ValueError("nothing can be planned: " + next(iter(refused.values()), "there is no run"))
-    totals = _totals(plans, seeds, workers, beside)
-    if as_json:
-        each = {
-            title: {**vars(plan), "seconds": plan.seconds(), "round_seconds": plan.round_seconds()}
-            for title, plan in plans.items()
-        }
-        print_json(plain({"runs": each, "seeds": seeds, **totals, "refused": refused}))
-        return
-    _print(plans, seeds, totals)
-    if options is not None and options.seconds is not None:
-        _compare_with_limit(plans, options)
-
-
-def _totals(plans: "Mapping[str, RunPlan]", seeds: int, workers: int, beside: bool) -> dict[str, Any]:
-    from confed.runs.plan import makespan
-
-    # As runs are made: all rows of the first seed, then of the second.
-    cells: list[float] = []
-    for _ in range(seeds):
-        for plan in plans.values():
-            cells.append(plan.seconds())
-    side = makespan(cells, workers) if beside else seeds * sum(plan.seconds(workers) for plan in plans.values())
-    return {
-        "cells": len(cells),
-        "calls": seeds * sum(plan.calls for plan in plans.values()),
-        "bytes": seeds * sum(plan.bytes_up + plan.bytes_down for plan in plans.values()),
-        "memory_per_process": max(plan.memory for plan in plans.values()),
-        "device_data": max(plan.device_data for plan in plans.values()),
-        "device_memory": max(plan.device_memory for plan in plans.values()),
-        "disk": seeds * sum(plan.disk for plan in plans.values()),
-        "workers": workers,
-        "seconds_of_one_process": sum(cells),
-        "seconds_of_workers": side,
-        "seconds_of_an_array": max(cells),
-    }
-
-
-def _print(plans: "Mapping[str, RunPlan]", seeds: int, totals: Mapping[str, Any]) -> None:
-    from confed.system.format import count, counted, duration, size
-
-    numbers = ("clients", "per round", "rounds", "calls", "up", "down", "memory", "disk", "a round", "time")
-    table = table_of("run", *numbers, right=numbers)
-    for title, plan in plans.items():
-        table.add_row(
-            escape(title), count(plan.clients), f"{plan.cohort:g}", str(plan.rounds), count(plan.calls),
-            size(plan.bytes_up),
-            size(plan.bytes_down), size(plan.memory), size(plan.disk), duration(plan.round_seconds()),
-            duration(plan.seconds()),
-        )  # fmt: skip
-    print_table(table)
-    gpu = f", {size(totals['device_memory'])} of the GPU" if totals["device_memory"] else ""
-    gpu += f" and up to {size(totals['device_data'])} of it for clients' examples" if totals["device_data"] else ""
-    lines = [
-        f"{counted(totals['cells'], 'run')} ({counted(seeds, 'seed')}): {count(totals['calls'])} calls, "
-        f"{size(totals['bytes'])} sent, {size(totals['disk'])} on disk, {size(totals['memory_per_process'])} of memory "
-        f"per process{gpu}",
-        f"one process: {duration(totals['seconds_of_one_process'])}",
-    ]
-    if totals["workers"] > 1:
-        lines.append(f"{totals['workers']} processes on as many cores: {duration(totals['seconds_of_workers'])}")
-    if totals["cells"] > 1:
-        lines.append(f"{totals['cells']} array tasks at a time: {duration(totals['seconds_of_an_array'])}")
-    for at_once in dict.fromkeys(plan.at_once for plan in plans.values()):
-        titles = [title for title, plan in plans.items() if plan.at_once == at_once]
-        lines.append(f"{', '.join(titles)}: {at_once}")
-    lines.append("Times are those of this machine as it was just now, without the start of processes.")
-    for line in lines:
-        print_line(escape(line))
-
-
-def _compare_with_limit(plans: "Mapping[str, RunPlan]", options: "BatchOptions") -> None:
-    """Cells beside the time limit of their tasks: warnings where not even one round fits."""
-    from confed.system.format import duration
-
-    usable = (options.seconds or math.inf) - options.lead
-    for title, plan in plans.items():
-        least = plan.preparing + plan.round_seconds()
-        if least > usable:
-            complain(
-                f"{title}: preparing data and one round take about {duration(least)}, and cells stop after "
-                f"{duration(usable)} (time limit {duration(options.seconds)} less {options.lead} s): none would "
-                "be finished",
-                "warning",
-            )
-    longest = max(plans, key=lambda title: plans[title].seconds())
-    tasks = math.ceil(plans[longest].seconds() / usable)
-    if tasks > 1:
-        console.print(
-            escape(f"{longest} takes about {tasks} times the limit: its task is queued again"), soft_wrap=True
-        )

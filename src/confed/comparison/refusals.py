@@ -6,11 +6,12 @@ A refused pair keeps its values and loses every test: p-values, intervals, equiv
 from collections.abc import Iterable, Sequence
 
 from confed.comparison.records import Methods, Record
+from confed.metrics.scores import SCORES
 
 SEVERAL = "score"
 """What a metric is called where places have several."""
 
-SHARES_OF_RIGHT = ("accuracy", "vqa_accuracy", SEVERAL)
+SHARES_OF_RIGHT = (*(name for name, score in SCORES.items() if score.of_right), SEVERAL)
 """Metrics that are the same share of right answers where every question has one."""
 
 

@@ -173,10 +173,6 @@ def _highest(labels: Mapping[str, str], means: Mapping[str, float]) -> str:
     return f"{labels[best]} has the highest mean ({percent} %), {lead}"
 
 
-def _at_most(p: float) -> str:
-    return "p below 0.001" if p < 0.0005 else f"p at most {formats.p_value(p)}"
-
-
 def _names(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [formats.names(labels[:-1]), labels[-1]]))
 
@@ -194,7 +190,9 @@ def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pa
     parts: list[str] = []
     if ahead:
         who = _names([labels[method] for method in ahead]) if len(ahead) < len(means) - 1 else "every other method"
-        parts.append(f"{labels[best]} is ahead of {who} ({_at_most(max(p[method] for method in ahead))})")
+        largest = max(p[method] for method in ahead)
+        at_most = "p below 0.001" if largest < 0.0005 else f"p at most {formats.p_value(largest)}"
+        parts.append(f"{labels[best]} is ahead of {who} ({at_most})")
     if level:
         who = _names([labels[method] for method in level]) if len(level) < len(means) - 1 else "any other method"
         least = formats.p_value(min(p[method] for method in level))

@@ -141,7 +141,7 @@ class TableData:
         if not table.by_rows:
             return table.batches(batch_size, order)
         order = torch.arange(len(table)) if order is None else order
-        return (table.row_batch(rows, self._sources[part]) for rows in order.split(batch_size) if len(rows))
+        return table.row_batches(order, batch_size, self._sources[part])
 
 
 # Examples of visual question answering as plain tables --------------------------------------------------------

@@ -70,6 +70,17 @@ class RowBatch(Mapping[str, Tensor], FromRows):
 
 # Tensor tables of examples and batches of their rows ----------------------------------------------------------
 
+BLOCK_BYTES = 2**20  # of a column, gathered for several batches at once
+
+
+def _split(column: Tensor, rows: Tensor, batch_size: int) -> tuple[Tensor, ...]:
+    return gathered(column, rows).split(batch_size)
+
+
+def _part(parts: Callable[[], tuple[Tensor, ...]], place: int) -> Tensor:
+    return parts()[place]
+
+
 _TEXT = ("text", "text_mask")
 _BEFORE = ("before_text", "before_text_mask", "before_shown")
 
@@ -157,9 +168,18 @@ class Table:
         index = {"image": self.image_index, "audio": self.sound_index, "series": self.series_index}.get(modality)
         return self.columns["text"] * self.columns["text_mask"] if index is None else index
 
-    def row_batch(self, rows: Tensor, source: object) -> RowBatch:
-        """The given rows as :meth:`batch` has them, each tensor gathered when it is read."""
-        return RowBatch(source, rows, self._gathers(rows))
+    def row_batches(self, order: Tensor, batch_size: int, source: object) -> Iterator[RowBatch]:
+        """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read.
+
+        Columns are gathered for several batches at once, up to a MiB of each.
+        """
+        row_bytes = [column.nbytes // max(len(column), 1) for column in self.columns.values()]
+        batches = max(1, BLOCK_BYTES // max([batch_size, *(batch_size * size for size in row_bytes)]))
+        for block in order.split(batches * batch_size):
+            columns = {name: cache(partial(_split, column, block, batch_size)) for name, column in self.columns.items()}
+            for place, rows in enumerate(block.split(batch_size) if len(block) else ()):
+                gathers = {name: partial(_part, parts, place) for name, parts in columns.items()}
+                yield RowBatch(source, rows, self._gathers(rows, gathers))
 
     @property
     def turns(self) -> Tensor:
@@ -182,13 +202,15 @@ class Table:
             raise ValueError("all examples of a batch must have the same modalities, got several sets in one batch")
         return _named((kinds[0] if len(kinds) else self.present.any(dim=0)).tolist())
 
-    def _gathers(self, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
+    def _gathers(
+        self, rows: Tensor, columns: Mapping[str, Callable[[], Tensor]] | None = None
+    ) -> dict[str, Callable[[], Tensor]]:
         """Name of each tensor of a batch -> what gathers it."""
         here = self._modalities(rows)
         skipped = (*(() if "text" in here else _TEXT), *_BEFORE)
-        parts: dict[str, Callable[[], Tensor]] = {
-            name: partial(gathered, column, rows) for name, column in self.columns.items() if name not in skipped
-        }
+        if columns is None:
+            columns = {name: partial(gathered, column, rows) for name, column in self.columns.items()}
+        parts = {name: gather for name, gather in columns.items() if name not in skipped}
         if "image" in here:
             parts |= self._pictures(rows)
         if (targets := self.targets) is not None:

@@ -35,7 +35,7 @@ def make_key(path: Path, encrypted: bool = False) -> str:
 
 
 def public_text(key: Any) -> str:
-    """The public half of a private key in OpenSSH's format."""
+    """The public half of a private key, or the key of a certificate, in OpenSSH's format."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

@@ -159,16 +159,14 @@ def check_signature(
     ca: Path, key: Path, site: str, recipe: str, card: Path | None, private: Path | None = None
 ) -> list[Finding]:
     """Check of the coordinator's signature of the recipe, the card, and this site's key under its name."""
-    from confed.deployment.manifest import check_serial, check_site, verified
+    from confed.deployment.manifest import check_serial, check_signed
     from confed.engines.flower.supernode import public_of, read_key
 
     try:
-        manifest = verified(ca.parent, ca.read_bytes())
-        file = Path(recipe)
-        check_site(manifest, site, public_of(read_key(key)), recipe=file if file.is_file() else None, card=card)
+        certificate, manifest = check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key)))
         if private is not None:
-            check_serial(private, ca.read_bytes(), manifest)
-    except (ValueError, OSError) as error:
+            check_serial(private, certificate, manifest)
+    except ValueError as error:
         advice = "do not join before the coordinator has put this right; --unsigned goes without"
         return [Finding("signature", "bad", str(error), advice)]
     what = "recipe, card, key" if card is not None else "recipe, key"

@@ -8,7 +8,8 @@ from typing import Any
 from confed.deployment.authority import settle_key
 from confed.deployment.manifest import accept, check_signed, read_certificate
 from confed.deployment.provision import SITES, Federation, provision, read_sites
-from confed.deployment.roster import Roster
+from confed.deployment.roles import Action
+from confed.deployment.roster import Roster, check_key
 from confed.deployment.server import run_server
 from confed.deployment.site import ASK_FOR_IT, open_site, signatures_by_list, signer_by_list
 from confed.deployment.transports import FederationTransport, Joining, Leading, Signature
@@ -38,12 +39,14 @@ class FlowerFederation:
         certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
         if tls is not None:
             settle_key(tls)
+            check_key(tls, tls / "server.key", Action.run)
         with exclusive(state):
             pass  # a second server on the state is refused before it touches the first one's messages
         waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
         opened = superlink.open_superlink(
-            roster, leading.host, leading.port, certificate=certificate, key=key, waiting=waiting
-        )
+            roster, leading.host, leading.port, certificate=certificate, key=key, waiting=waiting,
+            refusal=roster.refusal,
+        )  # fmt: skip
         with opened as (grid, port):
             roster.added, roster.changed = grid.admit, grid.renew_certificate
             without = ", without TLS" if leading.insecure else ""

@@ -59,14 +59,17 @@ def digest_of(path: Path) -> str:
 
 def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
     """Signature of a manifest; both files are written into some folders; a fault is a ValueError."""
-    data = manifest.to_bytes()
-    signature = signature_by(load_private(private, "the authority's key"), _HEADING + data)
-    line = base64.b64encode(signature) + b"\n"
-    for folder in folders:
-        # Who is killed, or reads, in between has a manifest with its signature: beside the old one there are both.
-        before = folder / SIGNATURE
+    write_signed([folder / MANIFEST for folder in folders], _HEADING, manifest.to_bytes(), private)
+
+
+def write_signed(files: Sequence[Path], heading: bytes, data: bytes, private: bytes) -> None:
+    """The same data in some files, with the authority's signature of heading and data beside each."""
+    line = base64.b64encode(signature_by(load_private(private, "the authority's key"), heading + data)) + b"\n"
+    for file in files:
+        # Who is killed, or reads, in between has data with their signature: beside the old one there are both.
+        before = file.with_name(f"{file.name}.sig")
         write_atomically(before, line + (before.read_bytes() if before.is_file() else b""))
-        write_atomically(folder / MANIFEST, data)
+        write_atomically(file, data)
         write_atomically(before, line)
 
 
@@ -100,25 +103,30 @@ def _scheme(key: Any) -> tuple[Any, ...]:
 
 def verified(folder: Path, authority: bytes) -> Manifest:
     """The manifest in a folder, if an authority of those in a file of certificates signed it; else a ValueError."""
-    path = folder / MANIFEST
+    return _read(folder / MANIFEST, read_signed(folder / MANIFEST, _HEADING, authority))
+
+
+def read_signed(path: Path, heading: bytes, authority: bytes) -> bytes:
+    """The data of a file, if an authority of those in a file of certificates signed them; else a ValueError."""
+    signed = path.with_name(f"{path.name}.sig")
     try:
         data = read_bounded(path)
-        lines = read_bounded(folder / SIGNATURE, 2**16).splitlines()
+        lines = read_bounded(signed, 2**16).splitlines()
         signatures = [base64.b64decode(line.strip(), validate=True) for line in lines]
     except OSError as error:
         raise ValueError(
             f"the coordinator's signature is missing: {error.filename} cannot be read; ask the coordinator for "
-            f"{MANIFEST} and {SIGNATURE} (`confed federation sign` writes them)"
+            f"{path.name} and {signed.name} (`confed federation sign` writes them)"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
+        raise ValueError(f"{signed} must hold a signature in base64: {error}") from error
     keys = [certificate.public_key() for certificate in trusted(authority)]
-    if not any(signed_by(key, signature, _HEADING + data) for key, signature in itertools.product(keys, signatures)):
+    if not any(signed_by(key, signature, heading + data) for key, signature in itertools.product(keys, signatures)):
         raise ValueError(
             f"{path} is not signed by the authority that this site trusts: the file was changed, or is of another "
             "federation; ask the coordinator before you continue"
         )
-    return _read(path, data)
+    return data
 
 
 def check_site(
@@ -127,7 +135,7 @@ def check_site(
     """Check of a site's files against what the coordinator signed; a fault is a ValueError."""
     if site not in manifest.sites:
         raise ValueError(f"site {site!r} is not among those that the coordinator signed: {', '.join(manifest.sites)}")
-    if public and _bare(public) != _bare(manifest.sites[site]):
+    if public and not same_key(public, manifest.sites[site]):
         raise ValueError(
             f"the key of this site is not the one that the coordinator signed for {site!r}; send the coordinator the "
             "public half of yours, who puts it into sites.json and runs `confed federation sign`"
@@ -170,9 +178,9 @@ def public_half(certificate: bytes) -> str:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
-def _bare(key: str) -> list[str]:
-    """A key in OpenSSH's format without the comment at its end."""
-    return key.split()[:2]
+def same_key(one: str, other: str) -> bool:
+    """Whether two lines in OpenSSH's format, which may end with a comment, are of the same key."""
+    return one.split()[:2] == other.split()[:2]
 
 
 def _read(path: Path, data: bytes) -> Manifest:

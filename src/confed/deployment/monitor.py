@@ -1,8 +1,9 @@
 """Monitoring of a running server or site: a read-only page, OpenMetrics, a health check, notices and JSON logs.
 
 Everything is drawn from the progress events of the process and, at a site, from its own journals. The page and the
-metrics need the token in the file ``page.token`` of the run folder or the private folder; ``/healthz`` needs none and
-says nothing but that the process answers. No request changes anything.
+metrics need the token in the file ``page.token`` of the run folder or the private folder; a server's take a pass as
+well, signed with the key of a lead or an auditor. ``/healthz`` needs none and says nothing but that the process
+answers. No request changes anything.
 """
 
 import hmac
@@ -25,12 +26,21 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from confed.deployment.audit import audit
+from confed.deployment.authority import public_text
+from confed.deployment.manifest import signature_by, signed_by
+from confed.deployment.roles import Action, check_role
+from confed.deployment.roster import holder_of
 from confed.federation.checkpoint import write_atomically
+from confed.federation.reading import FAULTS
 from confed.results.folder import PAGE_TOKEN
 from confed.system import format as formats
 from confed.system.events import Caution, Event, Note, Progress, RunProgress, SiteStates
+from confed.system.private_keys import load_private
 
 KEPT = 50  # news that a page shows
+DOSSIER = Path("dossier", "dossier.html")  # in a run folder, where `confed dossier` has written it
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class RunStatus:
@@ -92,11 +102,13 @@ class RunStatus:
         return shown
 
 
-class _NewLines:
+class NewLines:
     """Lines of a journal that came since the last look; all of them where the file is another or shorter."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_now: bool = False) -> None:
         self._path, self._end, self._file = path, 0, 0
+        if from_now:
+            self.read()
 
     def read(self) -> list[dict[str, Any]]:
         """The lines, without one that is not written to its end."""
@@ -117,7 +129,7 @@ class Departures:
     """What left a site today, in plain words, and what its updates have cost, from its journals as they grow."""
 
     def __init__(self, private: Path) -> None:
-        self._messages, self._costs = _NewLines(private / "audit.jsonl"), _NewLines(private / "privacy.jsonl")
+        self._messages, self._costs = NewLines(private / "audit.jsonl"), NewLines(private / "privacy.jsonl")
         self._lock = threading.Lock()
         self._asked: dict[str, str] = {}
         self._day, self._count, self._sizes = "", Counter[str](), Counter[str]()
@@ -210,6 +222,34 @@ def page_token(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+_PASS = b"confed federation pass 1\n"
+
+
+def make_pass(key: Path, hours: float) -> str:
+    """A token by which the owner of a key reads the page of a server for some hours."""
+    private = load_private(key.read_bytes(), str(key))
+    text = json.dumps([public_text(private), time.time() + 3600 * hours]).encode()
+    return f"{text.hex()}.{signature_by(private, _PASS + text).hex()}"
+
+
+def check_pass(server: Path, token: str, action: Action) -> None:
+    """Check that a pass is of somebody who is on a list of the server's folder now, and may read; else a ValueError."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        text, signature = map(bytes.fromhex, token.split("."))
+        public, until = json.loads(text)
+        over = float(until) < time.time()
+    except FAULTS as error:
+        raise ValueError("the token is no pass of `confed federation pass`") from error
+    holder = holder_of(server, str(public))
+    if holder is None:
+        raise ValueError(f"this pass is of nobody in this federation, who may not {action}")
+    if not signed_by(load_ssh_public_key(public.encode()), signature, _PASS + text) or over:
+        raise ValueError("the time of this pass is over, or its owner did not sign it: `confed federation pass`")
+    check_role(*holder, action)
+
+
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -232,38 +272,41 @@ class _Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One answer; the token comes in the address once, then in a cookie or as a bearer."""
         address = urlsplit(self.path)
+        action, kind, make = _PAGES.get(address.path, (Action.page, "", None))
         if address.path == "/healthz":
             self._send(200, b"ok\n", "text/plain")
-        elif not self._known(parse_qs(address.query)):
-            self._send(403, b"the token is missing or wrong: it is in the file page.token\n", "text/plain")
-        elif address.path == "/":
-            self._send(200, files("confed.deployment.templates").joinpath("monitor.html").read_bytes(), "text/html")
-        elif address.path == "/status.json":
-            self._send(200, json.dumps(self._page.status.content()).encode(), "application/json")
-        elif address.path == "/metrics":
-            self._send_metrics()
-        else:
+        elif why := self._refusal(parse_qs(address.query), action):
+            self._send(403, f"{why}\n".encode(), "text/plain")
+        elif make is None:
             self._send(404, b"not found\n", "text/plain")
+        else:
+            try:
+                self._send(200, make(self._page), kind)
+            except ValueError as error:
+                self._send(501, f"{error}\n".encode(), "text/plain")
 
-    def _known(self, query: Mapping[str, list[str]]) -> bool:
+    def _refusal(self, query: Mapping[str, list[str]], action: Action) -> str | None:
+        """Why a request may not read; None where it may, and its token is kept for a cookie."""
         cookie = SimpleCookie(self.headers.get("Cookie", "")).get("confed")
         given = [*query.get("token", []), self.headers.get("Authorization", "").removeprefix("Bearer ")]
         given += [] if cookie is None else [cookie.value]
-        return any(hmac.compare_digest(text.encode(), self._page.token.encode()) for text in given)
-
-    def _send_metrics(self) -> None:
-        try:
-            text = openmetrics(self._page.status.content())
-        except ValueError as error:
-            return self._send(501, f"{error}\n".encode(), "text/plain")
-        return self._send(200, text, "application/openmetrics-text; version=1.0.0")
+        why = "the token is missing or wrong: it is in the file page.token"
+        for self._token in given:
+            if hmac.compare_digest(self._token.encode(), self._page.token.encode()):
+                return None
+            if "." in self._token and self._page.kit is not None:
+                try:
+                    return check_pass(self._page.kit, self._token, action)
+                except ValueError as error:
+                    why = str(error)
+        return why
 
     def _send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         if status == 200 and "token=" in self.path:
-            self.send_header("Set-Cookie", f"confed={self._page.token}; HttpOnly; SameSite=Strict")
+            self.send_header("Set-Cookie", f"confed={self._token}; HttpOnly; SameSite=Strict")
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -276,23 +319,51 @@ class _Pages(BaseHTTPRequestHandler):
 class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], status: RunStatus, token: str) -> None:
-        self.status, self.token = status, token
+    def __init__(self, address: tuple[str, int], status: RunStatus, folder: Path, kit: Path | None) -> None:
+        self.status, self.token, self.folder, self.kit = status, page_token(folder), folder, kit
         super().__init__(address, _Pages)
 
 
+def _html(page: _PageServer) -> bytes:
+    return files("confed.deployment.templates").joinpath("monitor.html").read_bytes()
+
+
+def _status(page: _PageServer) -> bytes:
+    return json.dumps(page.status.content()).encode()
+
+
+def _journals(page: _PageServer) -> bytes:
+    return json.dumps([asdict(line) for line in audit(page.folder)]).encode()
+
+
+def _dossier(page: _PageServer) -> bytes:
+    if not (page.folder / DOSSIER).is_file():
+        raise ValueError("no dossier was made of this run yet: `confed dossier` makes it")
+    return (page.folder / DOSSIER).read_bytes()
+
+
+_PAGES: Mapping[str, tuple[Action, str, Callable[[_PageServer], bytes]]] = {
+    "/": (Action.page, "text/html", _html),
+    "/status.json": (Action.page, "application/json", _status),
+    "/metrics": (Action.page, _OPENMETRICS, lambda page: openmetrics(page.status.content())),
+    "/audit.json": (Action.audit, "application/json", _journals),
+    "/dossier": (Action.dossier, "text/html", _dossier),
+}
+
+
 @contextmanager
-def page_served(status: RunStatus, folder: Path, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+def page_served(
+    status: RunStatus, folder: Path, port: int, host: str = "127.0.0.1", kit: Path | None = None
+) -> Iterator[str]:
     """Address of a page that is served within the ``with`` block; a taken port is a ValueError."""
-    token = page_token(folder)
     try:
-        server = _PageServer((host, port), status, token)
+        server = _PageServer((host, port), status, folder, kit)
     except OSError as error:
         raise ValueError(f"--page: cannot listen on {host}:{port}: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
     thread.start()
     try:
-        yield f"http://{host}:{server.server_address[1]}/?token={token}"
+        yield f"http://{host}:{server.server_address[1]}/?token={server.token}"
     finally:
         server.shutdown()
         server.server_close()
@@ -378,11 +449,15 @@ def monitored(
     title: str,
     *,
     site: str = "",
+    kit: Path | None = None,
     page: int | None = None,
     notify: str | None = None,
     log: Path | None = None,
 ) -> Iterator[Progress]:
-    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for."""
+    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for.
+
+    With ``kit``, a server's folder, leads and auditors on its list read the page with passes of their own.
+    """
     listeners: list[Progress] = [progress]
     with ExitStack() as opened:
         if log is not None:
@@ -395,7 +470,7 @@ def monitored(
         if page is not None:
             status = RunStatus(title, site, folder if site else None)
             listeners.append(status)
-            address = opened.enter_context(page_served(status, folder, page))
+            address = opened.enter_context(page_served(status, folder, page, kit=kit))
             progress(Note(f"page: {address}"))
 
         def tell(event: Event) -> None:

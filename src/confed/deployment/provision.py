@@ -19,9 +19,9 @@ from string import Template
 
 from confed.datasets.card import Card, card_of, merged, read_card
 from confed.datasets.card import digest_of as digest_of_card
-from confed.deployment.authority import issue_server, make_authority, make_key
+from confed.deployment.authority import issue_server, make_authority, make_key, public_text, trusted
 from confed.deployment.consent import check_consents
-from confed.deployment.manifest import MANIFEST, Manifest, digest_of, sign, verified
+from confed.deployment.manifest import MANIFEST, Manifest, digest_of, same_key, sign, verified
 from confed.deployment.policy import FILE as POLICY
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
@@ -29,6 +29,7 @@ from confed.federation.reading import read_bounded
 from confed.recipes.recipe import Recipe
 from confed.runs.build import load_data
 from confed.runs.dataset import load_dataset
+from confed.system.private_keys import load_private
 from confed.system.release import VERSION
 
 CARD = "card"  # registered name of data at other sites; also the key of [data] for a card in whose terms data are put
@@ -81,11 +82,7 @@ class Federation:
         if not self.sites or len(set(self.sites)) != len(self.sites):
             raise ValueError(f"sites must be different names, got {list(self.sites)}")
         for name in self.sites:
-            if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
-                raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
-            Name(name, "a site's name")
-            if name.lower() == "server":
-                raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
+            check_name(name)
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
             raise ValueError(f"host must be a name or an address, got {self.host!r}")
         if not 0 < self.port < 65536:
@@ -99,6 +96,15 @@ class Federation:
             raise ValueError(
                 f"--wheel must be a wheel file of confed, confed_vl-VERSION-....whl, got {self.wheel.name!r}"
             )
+
+
+def check_name(name: str) -> None:
+    """Check of the name of a site, a lead or an auditor."""
+    if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
+        raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+    Name(name, "a site's name")
+    if name.lower() == "server":
+        raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
 
 
 def provision(root: Path, federation: Federation) -> None:
@@ -179,6 +185,9 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
         key = str(json.loads(key)["root_pri_key"]).encode() if private.suffix == ".json" else key
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{private} must hold the authority's private key: {error}") from error
+    public = public_text(load_private(key, str(private)))
+    if not any(same_key(public, public_text(certificate)) for certificate in trusted(anchor.read_bytes())):
+        raise ValueError(f"{private} is not the key of an authority in {anchor}: nothing was signed")
     before = verified(server, anchor.read_bytes())
     # With FLARE the list has FLARE's names, and keys are those of the certificates that its kits were made with.
     keys = read_sites(server / SITES) if anchor.name == "ca.crt" else before.sites
@@ -200,7 +209,6 @@ def sign_again(server: Path, private: Path, card: Path | None = None, serial: in
         write_atomically(folder / "recipe.toml", recipe.read_bytes())
         write_sites(folder / SITES, read_sites(server / SITES))
     sign(Manifest(dict(keys), digest_of(recipe), digest, before.wheel, number), key, folders)
-    verified(server, anchor.read_bytes())
     return folders
 
 

@@ -37,6 +37,7 @@ from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.metrics.scores import summarise
 from confed.models.tokenizer import known_words
 from confed.recipes.overrides import NAMED
 from confed.recipes.recipe import Recipe
@@ -51,7 +52,6 @@ from confed.runs.run import Runner
 from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Progress, RunProgress, ignore
 from confed.system.folder_lock import alone
-from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
@@ -491,7 +491,7 @@ class LateSites:
 
 
 class SitesAdded(Exception):
-    """Sites were put on the list in a run and are connected: it goes on with them from the last round."""
+    """Sites of the list that are no members yet are connected: the run goes on with them from the last round."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(*names)
@@ -523,7 +523,8 @@ class _Leader:
         for name, sentence in heavy.items():
             remote.sites.note(name, remote.sites.status[name].state, f"it {sentence}")
             self.progress(RunProgress(0, self.setup.rounds, "starting", f"{name!r} {sentence}"))
-        remote.sites.members = frozenset(info.id for info in members)
+        member_names = frozenset(info.id for info in members)
+        remote.sites.members = member_names
         here = replace(self.setup, population=Registered(counted))
         if (privacy := self.setup.algorithm.update_privacy) is not None:
             # The server's noise is independent of the seed, which all sites know.
@@ -545,7 +546,8 @@ class _Leader:
 
         def a_site_was_added() -> bool:
             remote.sites.look()
-            new = [name for name in listed_now() if name not in self.expected]
+            # One on the list may have come too late for the first round, or while a server that was killed was down.
+            new = [name for name in listed_now() if name not in member_names]
             added.extend(name for name in new if name in remote.sites.lines)
             return bool(added)
 

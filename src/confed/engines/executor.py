@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from confed.engines.dispatch import Batch, Dispatcher
 from confed.engines.perform import Setup, Workspace, accepted, answer, check_secrets, client_of
 from confed.engines.ray.speed import fingerprint
 from confed.engines.usage import Timeline
-from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Session
 from confed.federation.device_tables import DeviceCounts, DeviceTables
 from confed.federation.equivalence import unbatchable_evaluation, unbatchable_training, unstacked_run, unstacked_setting
@@ -25,14 +24,13 @@ from confed.federation.evaluation import asked_examples, evaluated
 from confed.federation.feature_store import FeatureFiles, FeatureStore
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures, tensors_before
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Task
 from confed.federation.randomness import derive, isolated, refuse_random_numbers
-from confed.federation.stacked import evaluate_stacked, train_stacked
+from confed.federation.stacked import DROPOUTS, evaluate_stacked, replies_together, stacked_tensors
 from confed.federation.stacked_passes import StackedPasses
 from confed.federation.stages import Staged, frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
-from confed.federation.train import compares_examples, trained
+from confed.federation.train import compares_examples
 from confed.system.packages import version
 
 WRITTEN_AFTER = 1.0  # seconds of computing after which features are written to files; what takes less is computed again
@@ -78,6 +76,8 @@ def attach(
     if not cut:
         return f"the first stage ({stages.stages[0].name}) is trained"
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
+    if not held:
+        return "no layer is frozen before what is trained"
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
     features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
@@ -202,7 +202,6 @@ def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
 
 
 FEW = "fewer than two have a model of their own"  # no reason for a note: there is nothing to stack
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def answer_together(
@@ -264,11 +263,13 @@ def _evaluate(
     batches, limit = zip(
         *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
     )
-    values = _loaded(clients, [states[i].tensors["personal"] for i in with_personal])
+    stack = stacked_tensors(clients, workspace.model)
+    for client in clients:
+        client.load_personal()
     workspace.model.eval()
     examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
     with refuse_random_numbers():
-        personal = dict(zip(with_personal, evaluate_stacked(values, examples, task, passes, limit[0]), strict=True))
+        personal = dict(zip(with_personal, evaluate_stacked(stack, examples, task, passes, limit[0]), strict=True))
     replies: list[Message] = []
     for i, (call, state) in enumerate(zip(calls, states, strict=True)):
         workspace.set_task(setup.task_of(call.client.id))
@@ -292,51 +293,24 @@ def _fit(
     clients = _alike(setup, workspace, calls, states, round)
     if isinstance(clients, str):
         return clients
-    values = _loaded(clients, [call.message.tensors for call in calls])
-    if not trained(clients[0]):
-        return "nothing is trained"
     if reason := unstacked_model(workspace.model, clients[0].task):
         return reason
-    for module in workspace.model.modules():
-        if isinstance(module, _DROPOUTS):
-            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
-    replies: list[Message] = []
-    task = clients[0].task if type(setup.algorithm).objective is Algorithm.objective else None
     with refuse_random_numbers():
-        trained_values = train_stacked(clients, values, setup.algorithm.objective, passes, task)
-    for client, (client_values, loss) in zip(clients, trained_values, strict=True):
-        client.tensors = {**workspace.tensors, **client_values}
-        client.remember()
-        # As an upload, without a copy: nobody else has these tensors.
-        shared = {name: client.tensors[name].detach().cpu() for name in client.names(Scope.SHARED)}
-        message = Message(shared, {"loss": loss})
-        check_secrets(client, message)
-        replies.append(message)
+        messages = [call.message for call in calls]
+        replies = replies_together(clients, setup.algorithm.local_training, messages, passes)
+    for client, reply in zip(clients, replies, strict=True):
+        check_secrets(client, reply)
     return replies
 
 
 def unstacked_model(model: nn.Module, task: Task) -> str:
     """Why a model, which is in training mode from now on, cannot be stacked; "" where it can."""
     model.train()
-    if any(isinstance(module, _DROPOUTS) and module.p > 0 for module in model.modules()):
+    if any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules()):
         return "the model has dropout, whose random numbers would be others"
     if compares_examples(model, task):
         return "the model normalises over the examples of a batch, or the loss compares them"
     return ""
-
-
-def _loaded(clients: Sequence[Client], shared: Sequence[Params]) -> list[dict[str, Tensor]]:
-    """Values of all tensors that clients of equal scopes may have their own of; the workspace gets all others."""
-    starts = [client.begins(values) for client, values in zip(clients, shared, strict=True)]
-    scopes = clients[0].scopes
-    client_names = [name for name in starts[0] if scopes[name] in (Scope.SHARED, Scope.PRIVATE)]
-    common = [name for name in starts[0] if name not in client_names]
-    copy_into([clients[0].tensors[name] for name in common], [starts[0][name] for name in common])
-    device = next(iter(clients[0].tensors.values())).device
-    loaded: list[dict[str, Tensor]] = []
-    for values in starts:
-        loaded.append({name: values[name].to(device) for name in client_names})
-    return loaded
 
 
 class Executor(Protocol):

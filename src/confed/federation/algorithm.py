@@ -1,6 +1,6 @@
 """Base class of all federated methods: FedAvg with hooks for what methods change."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,7 +22,7 @@ from confed.federation.protection import (
     is_declared,
     keeps_protections,
 )
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Task
 from confed.federation.ranges import check_fields
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.reports import LOSS, Report
@@ -30,7 +30,7 @@ from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, train
+from confed.federation.train import LocalTraining, Objective, TaskLoss, Train, train, trained_alone
 from confed.federation.traits import GlobalModel, Traits, check_names
 from confed.federation.update_privacy import UpdatePrivacy
 
@@ -225,19 +225,19 @@ class Algorithm(Evaluation):
 
     def objective(self, client: Client) -> Objective:
         """The losses of one batch; the task's own by default."""
+        return TaskLoss(client.task)
 
-        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-            yield client.task.loss(model(batch), batch)
-
-        return losses
+    def local_training(self, client: Client, message: Message) -> LocalTraining:
+        """Trains from the shared values received; keeps what is private; sends what is shared."""
+        client.load(message.tensors)
+        loss = yield Train(self.objective(client))
+        client.remember()
+        return client.upload(loss=loss)
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains from the shared values received; keeps what is private; sends what is shared."""
-        client.load(message.tensors)
-        loss = train(client, self.objective(client))
-        client.remember()
-        return client.upload(loss=loss)
+        """The reply to a round's call: :meth:`local_training` of one client."""
+        return trained_alone(client, self.local_training(client, message))
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

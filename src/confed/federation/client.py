@@ -116,6 +116,7 @@ class Client:
         measures: numbers by which final models are judged beside the task's own.
         record_privacy: clipping and noise on the gradients of examples, which training follows.
         checkpoints: where training writes how far it has come, at a site; None in the simulator.
+        at_once: whether it is trained at once with other clients, which no model is that compares examples.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -142,6 +143,7 @@ class Client:
     measures: Sequence[Measure] = ()
     record_privacy: RecordPrivacy | None = None
     checkpoints: StepCheckpoints | None = None
+    at_once: bool = False
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
@@ -183,18 +185,8 @@ class Client:
             common: for the global model, what the method says of it: values for private tensors that follow from the
                 shared ones go before the client's own, and where it answers alone, so do initial values.
 
-        A shared name that is missing, unknown or of another shape is a ``ValueError``.
-        """
-        values = self.begins(shared, common=common)
-        copy_into([self.tensors[n] for n in values], list(values.values()))
-        for tensor in self.tensors.values():  # walking through the modules takes longer
-            tensor.grad = None
-
-    def begins(self, shared: Params, *, common: GlobalModel = "none") -> dict[str, Tensor]:
-        """The values that :meth:`load` fills in, by name; the given tensors themselves.
-
         Raises:
-            ValueError: a shared name is missing or unknown.
+            ValueError: a shared name is missing, unknown or of another shape.
         """
         names, remote = self.names(Scope.SHARED), [n for n in self.names(Scope.SERVER) if n in shared]
         if set(shared) != {*names, *remote}:
@@ -208,7 +200,10 @@ class Client:
         private_values = {n: private.get(n, self.initial[n]) for n in self.names(Scope.PRIVATE)}
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]
-        return {**self.incoming, **private_values, **{n: shared.get(n, self.initial[n]) for n in rest}}
+        values = {**self.incoming, **private_values, **{n: shared.get(n, self.initial[n]) for n in rest}}
+        copy_into([self.tensors[n] for n in values], list(values.values()))
+        for tensor in self.tensors.values():  # walking through the modules takes longer
+            tensor.grad = None
 
     def load_personal(self) -> bool:
         """Fills the workspace with the client's personal model; False if it has none yet."""

@@ -107,6 +107,7 @@ HOOKS: Mapping[str, Row] = {
     "weight": Row(),
     "accumulator_dtype": Row(),
     "objective": Row(),
+    "local_training": Row(),
     "fit": Row(stacked="one by one", reason="stacked training takes the place of the plain action"),
     "personalise": Row(),
     "actions": Row(stacked="one by one", reason="stacked training takes the place of the plain actions"),
@@ -144,13 +145,15 @@ def unbatchable_training(algorithm: Algorithm) -> str:
     if algorithm.traits.in_sessions:
         return f"{title} trains in sessions of many calls"
     reason = algorithm.traits.unbatchable_reason
-    if reason is None and type(algorithm).objective is not Algorithm.objective:
+    if reason is None and {"objective", "local_training"} & set(overridden(algorithm)):
         reason = "the method does not say that its objective is one loss per batch"
     if reason:
         return reason
     for name in overridden(algorithm):
         if name not in HOOKS:
             return f"{title} overrides {name!r}, which stacked training does not know"
+        if name == "actions" and algorithm.actions()["fit"] == algorithm.fit:
+            continue
         if HOOKS[name].stacked == "one by one":
             return f"{title} overrides {name!r}, and {HOOKS[name].reason}"
     return _unfollowed(algorithm, OPTIONS, "algorithm", [field.name for field in fields(Algorithm)])
@@ -159,6 +162,8 @@ def unbatchable_training(algorithm: Algorithm) -> str:
 def unbatchable_evaluation(algorithm: Algorithm) -> str:
     """Why models of several clients are not evaluated at once, as the end of a sentence; "" where they are."""
     for name in overridden(algorithm):
+        if name == "actions" and algorithm.actions()["evaluate"] == algorithm.evaluate:
+            continue
         if name not in HOOKS or name in ("evaluate", "actions"):
             return f"{type(algorithm).__name__} overrides {name!r}, and may evaluate in its own way"
     return ""
@@ -177,8 +182,7 @@ def unstacked_run(setup: object) -> str:
 
 def follows_steps(algorithm: Algorithm, local: Local) -> bool:
     """Whether a client's training can go on from its tensors, its optimiser and its position alone."""
-    kind = type(algorithm)
-    plain = kind.fit is Algorithm.fit and kind.objective is Algorithm.objective
+    plain = not {"fit", "local_training", "objective"} & set(overridden(algorithm))
     # Noise on gradients is drawn anew, and moments of 8 bits lie in the buffers of a library.
     followed = algorithm.record_privacy is None and local.optimizer != "adamw8bit"
     return followed and (plain or algorithm.steps_alone)

@@ -18,7 +18,7 @@ HOOKS = ("phases", "round", "broadcast", "actions", "weight", "average", "aggreg
 HOOKS_AT_CLIENT = ("actions", "reports")
 """Hooks by which more may leave a client than the update that it clips and noises."""
 
-HOOKS_IN_TRAINING = ("fit", "objective", "actions", "reports")
+HOOKS_IN_TRAINING = ("fit", "local_training", "objective", "actions", "reports")
 """Hooks by which more than noised gradients of a client's records may get into what it sends."""
 
 _MARK = "kept_protections"

@@ -11,62 +11,146 @@ Results are those of one model after the other but for rounding (:mod:`confed.fe
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
 from confed.federation.local import moments_of
-from confed.federation.params import combined
+from confed.federation.messages import Message
+from confed.federation.params import Scope
 from confed.federation.protocols import Batch, LossPerExample, Output, Task
 from confed.federation.stacked_passes import StackedPasses
-from confed.federation.train import Objective, check_examples, rate_factor, step_batches, trained
+from confed.federation.train import (
+    LocalTraining,
+    Objective,
+    TaskLoss,
+    Train,
+    check_examples,
+    rate_factor,
+    step_batches,
+    trained,
+)
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def replies_together(
+    clients: Sequence["Client"],
+    local_training: Callable[["Client", Message], LocalTraining],
+    messages: Sequence[Message],
+    passes: StackedPasses,
+) -> list[Message]:
+    """Replies of clients that are trained at once, each on its own examples.
+
+    From here on a client's tensors are its part of the stacks.
+
+    Raises:
+        RuntimeError: torch cannot map something over clients (it draws random numbers, which would be others than one
+            by one, or decides by values), or clients do not train equally often, or the same tensors.
+    """
+    stack = stacked_tensors(clients, passes.model)
+    trainings = [local_training(client, message) for client, message in zip(clients, messages, strict=True)]
+    with ExitStack() as held:
+        for training in trainings:
+            held.enter_context(closing(training))
+        replies, means = list[Message](), list[float | None]([None] * len(clients))
+        while not replies:
+            wanted = list[Train]()
+            for training, mean in zip(trainings, means, strict=True):
+                try:
+                    wanted.append(next(training) if mean is None else training.send(mean))
+                except StopIteration as finished:
+                    replies.append(finished.value)
+            if wanted and replies:
+                raise RuntimeError("some clients train more often than others")
+            if wanted:
+                means = list[float | None](train_stacked(clients, stack, wanted, passes))
+    return replies
+
+
+def stacked_tensors(clients: Sequence["Client"], model: nn.Module) -> dict[str, Tensor]:
+    """Stacks of what clients have their own of, of which each client's ``tensors`` are a part from now on."""
+    first, stack = clients[0], dict[str, Tensor]()
+    for name in first.names(Scope.SHARED, Scope.PRIVATE):
+        tensor = first.tensors[name]
+        stack[name] = torch.empty(len(clients), *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    learning = [name for name in stack if first.tensors[name].requires_grad]
+    common = first.tensors
+    for place, client in enumerate(clients):
+        own = {name: tensor[place].detach() for name, tensor in stack.items()}
+        for name in learning:
+            own[name].requires_grad_()
+        client.tensors = {**common, **own}
+        client.model, client.at_once = cast(nn.Module, _ClientModel(model, own)), True
+    return stack
+
+
+class _ClientModel:
+    """In place of a client's model, which holds nobody's values: its passes, and nothing else."""
+
+    def __init__(self, model: nn.Module, values: Mapping[str, Tensor]) -> None:
+        self._model, self._values = model, values
+
+    def __call__(self, batch: Batch) -> Output:
+        return functional_call(self._model, dict(self._values), (batch,))
+
+    def eval(self) -> None:
+        self._model.eval()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the method reads {name!r} of the client's model beside the pass of a batch")
+
 
 def train_stacked(
-    clients: Sequence["Client"],
-    values: Sequence[Mapping[str, Tensor]],
-    objective: Callable[["Client"], Objective],
-    passes: StackedPasses,
-    task: Task | None = None,
-) -> list[tuple[dict[str, Tensor], float]]:
-    """Trains clients at once, each on its own examples.
+    clients: Sequence["Client"], stack: Mapping[str, Tensor], wanted: Sequence[Train], passes: StackedPasses
+) -> list[float]:
+    """Trains clients at once, whose tensors are parts of the stack; the mean loss of each.
 
     The model's outputs are computed for all clients in one pass, the losses of each client from its outputs, or all of
-    them at once where the task gives the loss of each example. What torch cannot map over clients (it draws random
-    numbers, which would be others than one by one, or decides by values) is a ``RuntimeError``, and so is a tensor that
-    only some batches train. A client without training examples is a ``ValueError``.
+    them at once where the task gives the loss of each example.
+
+    Raises:
+        RuntimeError: clients train different tensors, or none, or only some batches train a tensor.
     """
     for client in clients:
         check_examples(client)
+    training_mode(passes.model)
+    learning = list(trained(clients[0]))
+    if not learning or any(list(trained(client)) != learning for client in clients):
+        raise RuntimeError("clients train different tensors, or none")
+    factors = list[Callable[[int, int], float]]()
+    if clients[0].local.schedule.changes:
+        factors = [rate_factor(client, train.epochs) for client, train in zip(clients, wanted, strict=True)]
     with warnings.catch_warnings():  # of operations that are computed one client after the other
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        stack = combined(torch.stack, values)
-        learning = [name for name in trained(clients[0]) if name in stack]
-        factors = list(map(rate_factor, clients)) if clients[0].local.schedule.changes else []
-        losses = _Losses(clients, objective, _per_example(task), stack)
-        means = _train_stacked(clients, stack, learning, losses, passes, factors)
-    apart = {name: tensor.unbind() for name, tensor in stack.items()}
-    results: list[tuple[dict[str, Tensor], float]] = []
-    for client, mean in enumerate(means):
-        results.append(({name: parts[client] for name, parts in apart.items()}, mean))
-    return results
+        return _train_stacked(clients, stack, learning, wanted, passes, factors)
+
+
+def training_mode(model: nn.Module) -> None:
+    """Training mode, but for dropout that drops nothing: it draws numbers, which torch.func refuses."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, DROPOUTS) and not module.p:
+            module.train(False)
 
 
 def _train_stacked(
     clients: Sequence["Client"],
-    stack: dict[str, Tensor],
+    stack: Mapping[str, Tensor],
     learning: Sequence[str],
-    losses_of: "_Losses",
+    wanted: Sequence[Train],
     passes: StackedPasses,
     factors: Sequence[Callable[[int, int], float]],
 ) -> list[float]:
@@ -75,7 +159,8 @@ def _train_stacked(
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
 
-    streams = [_batches(client, device) for client in clients]
+    losses_of = _Losses([train.objective for train in wanted])
+    streams = [_batches(client, train, device) for client, train in zip(clients, wanted, strict=True)]
     number, used = 0, set[str]()
     while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
         rates = [factor(number, number) for factor in factors]
@@ -85,12 +170,10 @@ def _train_stacked(
             rows = None if group == everyone else torch.tensor(group, device=device)
             group_stack = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
             leaves = {name: group_stack[name].detach().requires_grad_() for name in learning}
-            tensors = {**group_stack, **leaves}
-            batch, output = passes(tensors, examples, first.task)
-            losses = losses_of(group, tensors, output, batch, examples)
-            reached = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-            pairs = zip(leaves, cast("tuple[Tensor | None, ...]", reached), strict=True)
-            gradients = {name: gradient for name, gradient in pairs if gradient is not None}
+            batch, output = passes({**group_stack, **leaves}, examples, first.task)
+            losses = losses_of(group, output, batch, examples)
+            own = [] if losses_of.of_task_alone else [clients[i].tensors for i in group]
+            gradients = _gradients(losses.sum(), leaves, own)
             used = used or set(gradients)
             if used != gradients.keys():
                 raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
@@ -102,13 +185,33 @@ def _train_stacked(
                     total[rows] += losses.detach()
                     for name, tensor in group_stack.items():  # what is counted in a pass, too
                         stack[name][rows] = tensor
+            losses_of.end()
             for i in group:
                 count[i] += 1
     sums: list[float] = cast("Any", total).tolist()
     return [of_all / max(steps, 1) for of_all, steps in zip(sums, count, strict=True)]
 
 
-def _per_example(task: Task | None) -> LossPerExample | None:
+def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], own: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Gradients of stacks: of the common pass, and of what losses read of each client's own tensors."""
+    inputs = list(leaves.values())
+    for tensors in own:
+        inputs += [tensors[name] for name in leaves]
+    reached = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, inputs, allow_unused=True))
+    gradients = dict[str, Tensor]()
+    for place, name in enumerate(leaves):
+        gradient, *of_clients = reached[place :: len(leaves)]
+        used = [part for part in of_clients if part is not None]
+        if used and len(used) < len(of_clients):
+            raise RuntimeError(f"only some clients' losses read {name!r}")
+        if used:
+            gradient = torch.stack(used) if gradient is None else gradient + torch.stack(used)
+        if gradient is not None:
+            gradients[name] = gradient
+    return gradients
+
+
+def _per_example(task: Task) -> LossPerExample | None:
     """The task where it gives the loss of each example, and no subclass has replaced the loss alone."""
     if not isinstance(task, LossPerExample):
         return None
@@ -117,106 +220,67 @@ def _per_example(task: Task | None) -> LossPerExample | None:
 
 
 class _Losses:
-    """Losses of clients from the outputs of all their examples; the clients' tensors are what the losses read."""
+    """Losses of clients from the outputs of all their examples; methods' own terms read the clients' tensors."""
 
-    def __init__(
-        self,
-        clients: Sequence["Client"],
-        objective: Callable[["Client"], Objective],
-        task: LossPerExample | None,
-        names: Collection[str],
-    ) -> None:
-        self._clients, self._objective, self._task = clients, objective, task
-        self._own = [_Own(clients[0].tensors, names) for _ in clients]
-        self._objectives = list[Objective]()
-        for client, client_values in zip(clients, self._own, strict=True):
-            client.tensors, client.model = client_values, cast(nn.Module, _NoModel())
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._objectives = objectives
+        self._changes: list[Callable[[Tensor], Tensor] | None] = []
+        self._task: LossPerExample | None = None
+        of_tasks = [objective for objective in objectives if isinstance(objective, TaskLoss)]
+        if len(of_tasks) == len(objectives):
+            self._task = _per_example(of_tasks[0].task)
+            self._changes = [objective.change for objective in of_tasks]
+        self.of_task_alone = self._task is not None and not any(self._changes)
+        self._open = list[Iterator[Tensor]]()
 
-    def __call__(
-        self, group: Sequence[int], tensors: Mapping[str, Tensor], output: Output, batch: Batch, each: Sequence[Batch]
-    ) -> Tensor:
+    def __call__(self, group: Sequence[int], output: Output, batch: Batch, each: Sequence[Batch]) -> Tensor:
         """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
         example_losses = None if self._task is None else self._task.example_losses(output, batch)
-        if example_losses is not None:
-            return example_losses.view(len(group), -1).mean(1)
-        if not self._objectives:  # once a round, as one by one: an objective may count its batches
-            self._objectives = [self._objective(client) for client in self._clients]
-        shares, losses = _Shares(tensors), list[Tensor]()
+        if example_losses is None:
+            return self._one_by_one(group, output, each)
+        losses = example_losses.view(len(group), -1).mean(1)
+        if self.of_task_alone:
+            return losses
+        changed = list[Tensor]()
+        for i, loss in zip(group, losses.unbind(), strict=True):
+            change = self._changes[i]
+            changed.append(loss if change is None else change(loss))
+        return torch.stack(changed)
+
+    def _one_by_one(self, group: Sequence[int], output: Output, each: Sequence[Batch]) -> Tensor:
+        self.of_task_alone = False
         parts = zip(*(tensor.chunk(len(group)) for tensor in output), strict=True)
-        for place, (i, client_output, examples) in enumerate(zip(group, parts, each, strict=True)):
-            self._own[i].begin(shares, place)
-            losses.append(_one_loss(self._objectives[i], self._own[i], Output(*client_output), examples))
-        return torch.stack(losses)
-
-
-def _one_loss(objective: Objective, client_values: "_Own", output: Output, batch: Batch) -> Tensor:
-    """The loss of one client's batch, whose outputs have been computed with those of the others."""
-
-    def model(given: Batch) -> Output:
-        if given is not batch:
-            raise RuntimeError("the method runs the model on other batches than the one it is given")
-        return output
-
-    losses = iter(objective(cast(nn.Module, model), batch))
-    loss = next(losses)
-    client_values.end()  # what follows the loss would see the values after the step
-    if next(losses, None) is not None:
-        raise RuntimeError("the method yields several losses per batch")
-    return loss
-
-
-class _NoModel:
-    """In place of a client's model, which holds nobody's values: it may not be read."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"the method reads {name!r} of the client's model beside the pass of a batch")
-
-
-class _Shares:
-    """Each client's tensors out of the stacks, taken apart when a method first reads them."""
-
-    def __init__(self, stacks: Mapping[str, Tensor]) -> None:
-        self._stacks = stacks
-        self._apart: dict[str, tuple[Tensor, ...]] = {}
-
-    def read(self, name: str, place: int) -> Tensor:
-        """One tensor of one client."""
-        if name not in self._apart:
-            self._apart[name] = self._stacks[name].unbind()
-        return self._apart[name][place]
-
-
-class _Own(Mapping[str, Tensor]):
-    """One client's tensors; those of its own, ``names``, can be read while the loss of a batch is computed."""
-
-    def __init__(self, common: Mapping[str, Tensor], names: Collection[str]) -> None:
-        self._common, self._names = common, names
-        self._read: Callable[[str], Tensor] | None = None
-
-    def begin(self, shares: _Shares, place: int) -> None:
-        """The values of a step, for the time of its loss."""
-        self._read = partial(shares.read, place=place)
+        self._open = [
+            iter(self._objectives[i](cast(nn.Module, _Computed(batch, Output(*client_output))), batch))
+            for i, client_output, batch in zip(group, parts, each, strict=True)
+        ]
+        return torch.stack([next(losses) for losses in self._open])
 
     def end(self) -> None:
-        """The loss is computed."""
-        self._read = None
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            return self._common[name]
-        if self._read is None:
-            raise RuntimeError(f"the method reads {name!r} before or after the loss of a batch")
-        return self._read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._common)
-
-    def __len__(self) -> int:
-        return len(self._common)
+        """What objectives do after the step; another loss is a ``RuntimeError``."""
+        if any(next(losses, None) is not None for losses in self._open):
+            raise RuntimeError("the method yields several losses per batch")
+        self._open = []
 
 
-def _batches(client: "Client", device: torch.device) -> Iterator[Batch]:
-    for (batch,) in step_batches(client):
+@dataclass(frozen=True)
+class _Computed:
+    """In place of the model a batch whose outputs have been computed with those of other clients."""
+
+    batch: Batch
+    output: Output
+
+    def __call__(self, given: Batch) -> Output:
+        if given is not self.batch:
+            raise RuntimeError("the method runs the model on other batches than the one it is given")
+        return self.output
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the method reads {name!r} of the model beside the pass of a batch")
+
+
+def _batches(client: "Client", train: Train, device: torch.device) -> Iterator[Batch]:
+    for (batch,) in step_batches(client, train.order, train.epochs):
         yield to_device(batch, device)
 
 
@@ -315,7 +379,7 @@ def _clipped(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 def evaluate_stacked(
-    values: Sequence[Mapping[str, Tensor]],
+    stack: Mapping[str, Tensor],
     batches: Sequence[Iterable[Batch]],
     task: Task,
     passes: StackedPasses,
@@ -325,9 +389,8 @@ def evaluate_stacked(
 
     What torch cannot map over clients is a ``RuntimeError``.
     """
-    stack = combined(torch.stack, values)
     device = next(iter(stack.values())).device
-    everyone, streams = list(range(len(values))), [iter(examples) for examples in batches]
+    everyone, streams = list(range(len(batches))), [iter(examples) for examples in batches]
     counts = [dict[str, Tensor]() for _ in everyone]
     tallies = [Tally(task, limit, counts=of_client) for of_client in counts]
     with torch.no_grad():

@@ -5,7 +5,9 @@ written for confed 0.1 do.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from confed.federation.batches import rows, to_device, training_batches
 from confed.federation.evaluate import Tallies, evaluate
 from confed.federation.local import Local, make_optimizer, scheduled_step, set_rates
+from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind, Task
 from confed.federation.record_gradients import BATCH_NORMS, private_steps
@@ -33,6 +36,53 @@ Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 No context may be open at a ``yield``: where gradients of several batches are accumulated, the losses of these batches
 are computed in turn.
 """
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The objective of a task's own loss, and what a method makes of it; stacked training computes it for all at once.
+
+    Attributes:
+        task: whose loss of the model's output.
+        change: the loss of a batch -> the loss that is minimised, such as with a penalty on ``client.tensors`` added.
+    """
+
+    task: Task
+    change: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        loss = self.task.loss(model(batch), batch)
+        yield loss if self.change is None else self.change(loss)
+
+
+@dataclass(frozen=True)
+class Train:
+    """A request of :meth:`Algorithm.local_training <confed.federation.algorithm.Algorithm.local_training>`.
+
+    Attributes:
+        objective: the losses of a batch, in the order of their steps.
+        epochs: instead of ``client.local.epochs`` or ``client.local.iterations``.
+        order: names the random stream that shuffles the examples; for a method that trains twice in a round.
+    """
+
+    objective: Objective
+    epochs: int | None = None
+    order: str = "order"
+
+
+LocalTraining = Generator[Train, float, Message]
+"""A client's part of a round: yields :class:`Train`, receives the mean loss, and returns the reply."""
+
+
+def trained_alone(client: "Client", training: LocalTraining) -> Message:
+    """The reply of a client that is trained by itself."""
+    with closing(training):  # what it holds still is free again, also where training fails
+        try:
+            wanted = next(training)
+            while True:
+                wanted = training.send(train(client, wanted.objective, wanted.epochs, order=wanted.order))
+        except StopIteration as finished:
+            return finished.value
 
 
 def epoch_steps(client: "Client") -> int:
@@ -186,7 +236,7 @@ def trained(client: "Client") -> dict[str, Tensor]:
 
 def needs_two(client: "Client") -> bool:
     """Whether a client's batches need two examples."""
-    return compares_examples(client.model, client.task)
+    return not client.at_once and compares_examples(client.model, client.task)
 
 
 def compares_examples(model: nn.Module, task: Task) -> bool:

@@ -34,6 +34,7 @@ from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
 from confed.inference.finished_run import FinishedRun, unknown_words
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
+from confed.metrics.scores import summarise
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import flip_interval, sign_flip
 from confed.models.tokenizer import CountsShortened
@@ -50,7 +51,6 @@ from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
 from confed.runs.encode import RunData, encoded
 from confed.runs.evaluate import restriction
-from confed.tasks.vqa import summarise
 
 
 @dataclass(frozen=True)

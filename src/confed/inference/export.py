@@ -590,6 +590,15 @@ _ROUNDINGS = 3  # how many other roundings of the merged weights say how far rou
 _FACTOR = 4.0  # largest difference of the scores by merging, in units of the largest one that other roundings make
 
 
+def export_models(folder: Path, target: Path, *, merged: bool, client: str | None) -> dict[str, str]:
+    """All models of a finished run, or one whole model for ``transformers``."""
+    if merged:
+        return export_merged(folder, target, client)
+    if client is not None:
+        raise ValueError("client goes with merged; without it all models are exported")
+    return export(folder, target)
+
+
 def export_merged(folder: Path, target: Path, client: str | None = None) -> dict[str, str]:
     """Writes a finished run's model by name as one folder of ``transformers``, with its processor and a model card.
 

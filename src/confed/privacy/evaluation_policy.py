@@ -25,14 +25,10 @@ from confed.federation.messages import Message
 from confed.federation.params import Scalar
 from confed.federation.randomness import normal
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields, check_value
+from confed.metrics.scores import PARTS, SCORES
 
-SHARES = (
-    "accuracy", "vqa_accuracy", "vqa_any", "example_f1", "exact_match", "exact", "vqa", "anls", "f1", "choice",
-)  # fmt: skip
+SHARES = tuple(name for name, score in SCORES.items() if score.per_example)
 """Metrics that are sums of values in [0, 1] over examples, with a weight of 1 each; noise is defined for these."""
-
-TOGETHER = ("calibration/", "bleu/")
-"""What the names of parts begin with that make one metric together: of these all are told, or none."""
 
 Mode = Literal["default", "exact", "noise", "off"]
 
@@ -105,7 +101,7 @@ class EvaluationPolicy:
         sums = {name: (float(told[f"{name}:sum"]), float(told[f"{name}:weight"])) for name in names}
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
         views = {name.partition(":")[0] for name in sums}
-        for view, begin in product(views, TOGETHER):
+        for view, begin in product(views, PARTS):
             if any(name.startswith(f"{view}:{begin}") for name in sums.keys() - large.keys()):
                 large = {name: pair for name, pair in large.items() if not name.startswith(f"{view}:{begin}")}
         if not large:

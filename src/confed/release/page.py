@@ -22,7 +22,9 @@ Entry = Mapping[str, Any]
 
 CSS = (
     ".note{overflow-wrap:anywhere}figure svg{max-width:620px}"
-    "@media print{table td,table th{overflow-wrap:normal!important;word-break:normal!important}}"
+    "#limits td:first-child,#gives-away td:first-child{min-width:9.5em}"
+    "@media print{table td,table th{overflow-wrap:normal!important;word-break:normal!important;padding:1px 8px}"
+    "figure svg{max-width:400px}h3,h3+p{break-after:avoid}table{break-inside:avoid}}"
 )
 SHARES = ("membership_tpr", "canaries_tpr", "site", "properties", "labels", "reconstruction", "cut")
 """How names of figures begin that are shares, and are written in percent."""
@@ -56,11 +58,12 @@ def figure_text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, str):
         return "no bound"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
     if name.startswith(SHARES):
-        return f"{100 * value:.1f}\u00a0%"
-    if name.endswith("_auc"):
-        return f"{value:.3f}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        text = f"{100 * value:.1f}\u00a0%"
+    elif name.endswith("_auc") or name == "cosine":
+        text = f"{value:.3f}"
+    return text.replace("-", "−")
 
 
 def _figure(key: str) -> Callable[[Entry], str]:
@@ -82,8 +85,8 @@ def _between(low: str, high: str) -> str:
 FIGURES = (
     Column("figure", words=True, read=_words("title")),
     Column("value", read=_figure("value")),
-    Column("limit", read=_figure("release_limit")),
     Column("verdict", words=True, read=_words("verdict")),
+    Column("limit", read=_figure("release_limit")),
     Column("95 % interval", read=lambda row: _between(_figure("low")(row), _figure("high")(row))),
     Column("by chance", read=_figure("chance")),
     Column("p, corrected", read=lambda row: formats.p_value(row["p_corrected"])),
@@ -230,7 +233,7 @@ def _standing(rows: Sequence[Entry]) -> str:
         Column("site", words=True, read=_words("site")),
         Column("rounds", read=_words("rounds")),
         Column("norm", read=lambda row: row["norm"]),
-        Column("cosine to the others", read=lambda row: row["cosine"]),
+        Column("cosine to the others", read=lambda row: figure_text("cosine", row["cosine"])),
         Column("loss on all, by round", read=lambda row: formats.names([f"{loss:.3g}" for loss in row["losses"]])),
         Column("model moves without it, %", read=_percent("influence")),
         Column("stands out by", words=True, read=lambda row: formats.names(row["far"])),

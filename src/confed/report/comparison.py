@@ -53,18 +53,15 @@ Methods = Mapping[str, Mapping[int, RunResults]]
 def remarks(differences: Sequence[Difference], methods: Methods) -> list[str]:
     """Caveats of differences between methods, common to all tables."""
     sentences = [*_on_seeds(differences), *_on_examples(differences), *_on_refusals(differences, methods)]
-    return [*sentences, *_on_methods(methods), *_on_tuning(methods)]
+    sentences += _on_methods(methods)
+    if note := tuning_note([next(iter(runs.values())) for runs in methods.values()]):
+        sentences.append(f"{note} A difference between methods includes that of their tuned values.")
+    return sentences
 
 
 def table_remarks(differences: Sequence[Difference], pairs: Sequence[Difference], margin: float) -> list[str]:
     """Caveats of one table of differences: its tests of equivalence, and the family of Holm's correction."""
     return [*_on_margin(differences, margin), *_on_families(pairs)]
-
-
-def _on_tuning(methods: Methods) -> list[str]:
-    """The tuned values, in which methods may differ beside their algorithms."""
-    note = tuning_note([next(iter(runs.values())) for runs in methods.values()])
-    return [f"{note} A difference between methods includes that of their tuned values."] if note else []
 
 
 def _on_seeds(differences: Sequence[Difference]) -> list[str]:

@@ -28,11 +28,6 @@ class Page:
     store: ImageStore = field(default_factory=ImageStore)
 
 
-def _always(study: StudyResults) -> bool:
-    del study
-    return True
-
-
 @dataclass(frozen=True)
 class Section:
     """A section of the page.
@@ -49,7 +44,7 @@ class Section:
     title: str
     place: int
     html: Callable[[Page], str] = lambda page: ""
-    wants: Callable[[StudyResults], bool] = _always
+    wants: Callable[[StudyResults], bool] = lambda study: True
     figures: Mapping[str, Callable[[StudyResults], Drawing | None]] = field(default_factory=dict[str, Any])
 
 

@@ -3,17 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from confed.comparison.refusals import SEVERAL, SHARES_OF_RIGHT
+from confed.metrics.scores import SCORES, title_of
 from confed.results.records import record_of
 from confed.results.runs import RunResults
-
-HEADS_OF_QUESTIONS = ("accuracy", "vqa_accuracy", "vqa_any", "cider", "exact", "vqa", "anls", "f1", "choice")
-"""Metrics that head results of tasks on questions."""
-
-NAMES = {
-    "cider": "CIDEr-D", "exact": "exact match", "vqa": "VQA accuracy", "anls": "ANLS", "f1": "token F1",
-    "choice": "accuracy",
-}  # fmt: skip
-"""Metric -> its name in tables, where that is another."""
 
 ANSWER_TYPES = ("yes/no", "number", "other")
 """The types of VQA-v2, in the order in which its tables have them."""
@@ -28,8 +20,7 @@ def types_in_order(types: Iterable[str]) -> list[str]:
 def metric_of(runs: Sequence[RunResults]) -> str:
     """The name of the runs' metric; "score" where they have several."""
     names = dict.fromkeys(run.metric for run in runs if run.complete)
-    name = next(iter(names), "accuracy") if len(names) < 2 else "score"
-    return NAMES.get(name, name)
+    return title_of(next(iter(names), "accuracy") if len(names) < 2 else SEVERAL)
 
 
 def metric_note(runs: Sequence[RunResults]) -> str:
@@ -57,7 +48,7 @@ def place_metric(run: RunResults, place: str, values: Mapping[str, object]) -> s
     if place in run.summary.metrics_of_places:
         return run.summary.metrics_of_places[place]
     typed = [key.partition("/")[0] for key in values if "/" in key]
-    headline_metrics = [name for name in HEADS_OF_QUESTIONS if name in values]
+    headline_metrics = [name for name, score in SCORES.items() if score.heads and name in values]
     if typed:
         return typed[0]
     return headline_metrics[0] if len(headline_metrics) == 1 else SEVERAL

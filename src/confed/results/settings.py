@@ -66,7 +66,12 @@ def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
             named[i] = _suffixed(runs[i], ", ".join(f"{key}={values.get(key)}" for key in differing))
     taken = Counter((run.method, run.seed) for run in named)
     clashing = {method for (method, _), times in taken.items() if times > 1}
-    return [_suffixed(run, _place(run)) if run.method in clashing else run for run in named]
+    told_apart: list[RunResults] = []
+    for run in named:
+        folder = run.folder.resolve()  # a run on its own is known by its folder, one in a study by the study's
+        place = folder.parent.parent.name if folder.name == f"seed-{run.seed}" else folder.name
+        told_apart.append(_suffixed(run, place) if run.method in clashing else run)
+    return told_apart
 
 
 def tuning_note(runs: Sequence[RunResults]) -> str:
@@ -84,12 +89,6 @@ def tuning_note(runs: Sequence[RunResults]) -> str:
 
 def _suffixed(run: RunResults, suffix: str) -> RunResults:
     return replace(run, method=f"{run.method} ({suffix})", label=f"{run.label} ({suffix})")
-
-
-def _place(run: RunResults) -> str:
-    """A run on its own is known by its folder, one in a study by the study's."""
-    folder = run.folder.resolve()
-    return folder.parent.parent.name if folder.name == f"seed-{run.seed}" else folder.name
 
 
 def _stated(settings: Mapping[str, Any], key: str) -> Any:

@@ -23,10 +23,10 @@ from confed.federation.ownership import MODALITIES, modalities_of
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
+from confed.metrics.scores import summarise
 from confed.runs.encode import RunData
 from confed.system import format as formats
 from confed.system.events import Progress, RunProgress, ignore
-from confed.tasks.vqa import summarise
 
 MATRIX_LIMIT = 20
 """Up to this many clients every personal model is tried on every client's data; beyond, at home only."""

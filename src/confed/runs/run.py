@@ -25,6 +25,7 @@ from confed.federation.device_tables import DeviceCounts
 from confed.federation.frozen_features import FeatureCounts
 from confed.federation.measure import KEPT
 from confed.federation.state import MemoryStore, ServerState, Store
+from confed.metrics.scores import summarise
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, load_recipe, parse_recipe
 from confed.results.folder import RunFolder, read_jsonl
@@ -51,7 +52,6 @@ from confed.runs.summary import summarise_run
 from confed.system.events import Caution, Note, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import check_held, exclusive
 from confed.system.processor import check_pinned
-from confed.tasks.vqa import summarise
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
+from confed.metrics.scores import SCORES, title_of
 from confed.results.summary import WORST, Summary
 from confed.results.views import View
 from confed.system.events import Event, JobEnded, JobProgress, JobStarted, Progress, from_json, of_job, to_json
@@ -42,8 +43,9 @@ def headline(content: Mapping[str, Any]) -> str:
     }
     if summary.without_personal:
         del names[View.PERSONAL.mean]  # it would be the global model's again
-    # CIDEr is written times 100 as is usual, and is no share of anything: it can exceed 100.
-    sign, before = ("", "CIDEr ") if summary.metric == "cider" else ("%", "")
+    # What is no share, such as CIDEr, is written times 100 as is usual and can exceed 100.
+    is_share = summary.metric not in SCORES or SCORES[summary.metric].percent
+    sign, before = ("%", "") if is_share else ("", f"{title_of(summary.metric)} ")
     values = {text: summary.cost(name) for name, text in names.items()}
     parts = [f"{before}{text} {100 * value:.1f}{sign}" for text, value in values.items() if value is not None]
     if summary.is_labelled:

@@ -187,6 +187,15 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
+def load_rows(source: str | Path, overrides: Sequence[str], wanted: str | None) -> Recipe:
+    """A recipe with the rows that a command's ``--methods`` names; overrides may have settings of these."""
+    names = list(dict.fromkeys(filter(None, map(str.strip, (wanted or "").split(",")))))
+    if names and "all" not in names:
+        overrides = [*overrides, f"study.methods={json.dumps(names)}"]
+    recipe = load_recipe(source, overrides)
+    return recipe.with_rows(rows_of(recipe, wanted))
+
+
 def study_in(root: Path) -> StudyFolder | None:
     """The study in a folder, if there is one."""
     return None if is_free(root) or kind_of(root) != "study" else read_study(root)
@@ -348,11 +357,6 @@ def points_of_models(recipe: Recipe, rows: Sequence[str]) -> tuple[Point, ...]:
     return tuple(Point({MODELS: row}, row, label) for row, label in labels.items())
 
 
-def _settings(recipe: Recipe) -> list[tuple[Any, ...]]:
-    """What each row would be run with."""
-    return [(row, recipe.method(row).sections, recipe.run) for row in recipe.methods]
-
-
 def open_sweep(
     root: Path,
     sweep: Sweep,
@@ -407,7 +411,9 @@ class Grid:
             if MODELS in point.settings:
                 recipe = _with_model(recipe, point.settings[MODELS])
             recipes[point.folder] = with_references(recipe) if self.gates else recipe, used
-        every = [_settings(recipe) for recipe, _ in recipes.values()]
+        every: list[list[tuple[Any, ...]]] = []
+        for recipe, _ in recipes.values():
+            every.append([(row, recipe.method(row).sections, recipe.run) for row in recipe.methods])
         if len(every) > 1 and all(each == every[0] for each in every):
             settings, rows = ", ".join(self.points[0].settings), [row for row, *_ in every[0]]
             raise ValueError(
@@ -419,8 +425,8 @@ class Grid:
     def rows(self, overrides: Sequence[str] = ()) -> tuple[Recipe, dict[str, dict[str, Any]]]:
         """The recipe with the rows that the command names, and the tuned values in it."""
         given = [*self.overrides, *overrides]
-        recipe = load_recipe(self.source, given)
-        recipe = replace(recipe.with_rows(rows_of(recipe, self.methods)), headline=self.headline or recipe.headline)
+        recipe = load_rows(self.source, given, self.methods)
+        recipe = replace(recipe, headline=self.headline or recipe.headline)
         return apply(recipe, self.tuned or {}, given)
 
     @property

@@ -7,8 +7,11 @@ A passphrase comes from the environment (``CONFED_PASSPHRASE``), from systemd
 import getpass
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_typed: list[bytes] = []  # at the terminal, where a command asks once
 
 
 def passphrase(what: str, new: bool = False) -> bytes:
@@ -26,7 +29,8 @@ def passphrase(what: str, new: bool = False) -> bytes:
     text = getpass.getpass(f"Passphrase of {what}: ")
     if new and getpass.getpass("The same again: ") != text:
         raise ValueError("the two passphrases differ; nothing was written")
-    return text.encode()
+    _typed.append(text.encode())
+    return _typed[-1]
 
 
 def load_private(data: bytes, what: str) -> Any:
@@ -41,6 +45,9 @@ def load_private(data: bytes, what: str) -> Any:
         except (TypeError, ValueError) as error:
             if "assword" not in str(error):
                 raise
-            return load(data, password=passphrase(what))
+        for given in _typed:
+            with suppress(ValueError):
+                return load(data, password=given)
+        return load(data, password=passphrase(what))
     except (ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise ValueError(f"{what} is no private key: {error}") from error

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from confed.data.caption_batches import next_tokens, unpack_texts
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS, SHARE, Number
-from confed.metrics.captions import BLEU, ORDER, Cider, bleu_tally, load_sacrebleu
+from confed.federation.reports import Number
+from confed.metrics.captions import Cider, bleu_tally, load_sacrebleu
 from confed.registry import register_task
-from confed.tasks.sums import at_least_single, text_sums
+from confed.tasks.sums import at_least_single, ranges, text_sums
 
 
 class Decoder(Protocol):
@@ -93,9 +93,7 @@ class Captioning:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        scores = dict.fromkeys(["cider", *(f"cider/{name}" for name in self.types)], Number(0.0, 10.0))
-        shares = dict.fromkeys(["token_accuracy", *(f"{BLEU}{n}" for n in range(1, ORDER + 1))], SHARE)
-        return {"loss": LOSS, **scores, **shares, f"{BLEU}length": Number(0.0, LOSS.high)}
+        return ranges(("loss", "token_accuracy", "cider", "bleu4"), self.metric, self.types)
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch.

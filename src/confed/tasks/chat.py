@@ -16,7 +16,7 @@ from confed.data.caption_batches import unpack_texts
 from confed.data.chat import answered
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
-from confed.federation.reports import LOSS, SHARE, Number
+from confed.federation.reports import Number
 from confed.federation.specs import Writing
 from confed.metrics.captions import Cider
 from confed.metrics.texts import anls, token_f1
@@ -24,7 +24,7 @@ from confed.metrics.vqa import normalise_answer, vqa_accuracy
 from confed.registry import register_task
 from confed.tasks.captioning import Decoder
 from confed.tasks.generation import answers_there
-from confed.tasks.sums import at_least_single, text_sums
+from confed.tasks.sums import at_least_single, ranges, text_sums
 
 Metric = Literal["exact", "vqa", "anls", "f1", "cider", "choice"]
 """How answers are scored: the same text in the VQA challenge's normal form; the official VQA accuracy over annotators;
@@ -138,9 +138,7 @@ class Chat:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        names = [self.metric, *(f"{self.metric}/{name}" for name in self.types)]
-        scores = dict.fromkeys(names, Number(0.0, 10.0) if self.metric == "cider" else SHARE)
-        return {"loss": LOSS, "token_accuracy": SHARE, **scores}
+        return ranges(("loss", "token_accuracy", self.metric), self.metric, self.types)
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights on this batch: of answers the metric, also by type; of token scores those of tokens.

@@ -201,7 +201,7 @@ class Contrastive:
 
         Raises ``ValueError``: the logits do not have the shape (B, C), or a label or a type is outside its range.
         """
-        return self._closed.tally(self._scaled(output), batch)
+        return self._closed.tally(Output(output.logits.float() / self.temperature, output.features), batch)
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """1 where the most similar answer is the right one, else 0, or its soft score; float32, shape (B,).
@@ -213,9 +213,6 @@ class Contrastive:
     @property
     def _closed(self) -> VQA:
         return VQA(self.answers, "ce", self.types, headline=self.headline)
-
-    def _scaled(self, output: Output) -> Output:
-        return Output(output.logits.float() / self.temperature, output.features)
 
 
 def same_answer_share(labels: Tensor, batch_size: int, rng: torch.Generator) -> float:

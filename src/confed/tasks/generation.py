@@ -1,8 +1,7 @@
 """Generative visual question answering: trained on answer tokens, scored on a list of answers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +12,8 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import check_fields
 from confed.federation.reports import Number
 from confed.registry import register_task
-from confed.tasks.sums import at_least_single
+from confed.tasks.sums import at_least_single, ranges
 from confed.tasks.vqa import VQA
-
-_T = TypeVar("_T")
 
 ANY = "vqa_any"
 """The share of answers that at least one annotator gave."""
@@ -106,7 +103,8 @@ class Generation:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        return self._named(self._ranked.measures)
+        soft = ANY if self.scores == "any" else "vqa_accuracy"
+        return ranges(("loss", "accuracy", soft, "ece"), self.metric, self.types)
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights as :meth:`confed.tasks.vqa.VQA.tally`; of token scores ``loss`` and the metric."""
@@ -131,15 +129,11 @@ class Generation:
         weight = batch["answer_weight"].float()
         return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
 
-    def _named(self, values: Mapping[str, _T]) -> dict[str, _T]:
+    def _named(self, values: Tally) -> Tally:
         """The same values under the metric's own name; a share of answers that any annotator gave is no soft score."""
-        old = self._ranked.metric
-        if self.metric == old:
-            return dict(values)
-        return {
-            self.metric + key.removeprefix(old) if key == old or key.startswith(f"{old}/") else key: value
-            for key, value in values.items()
-        }
+        if self.metric != ANY:
+            return values
+        return {key.replace("vqa_accuracy", ANY): value for key, value in values.items()}
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
         """Output and batch as :class:`VQA` reads them.

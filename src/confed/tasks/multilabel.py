@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import check_fields
-from confed.federation.reports import LOSS, SHARE, Number
+from confed.federation.reports import Number
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.binned_precision import bin_counts, binned_average_precision
 from confed.metrics.multilabel import (
@@ -27,7 +27,7 @@ from confed.metrics.multilabel import (
     mean_over_classes,
 )
 from confed.registry import register_task
-from confed.tasks.sums import at_least_single, sums_by_type
+from confed.tasks.sums import at_least_single, ranges, sums_by_type
 
 __all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
 
@@ -124,9 +124,8 @@ class Multilabel:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        names = ["example_f1", "exact_match", "label_accuracy", "O-P", "O-R", "O-F1"]
-        shares = dict.fromkeys([*names, *(f"{self.metric}/{name}" for name in self.types)], SHARE)
-        return {"loss": LOSS, **shares}
+        names = ("loss", "example_f1", "exact_match", "label_accuracy", "O-P", "O-R", "O-F1", "nan_logits")
+        return ranges(names, self.metric, self.types)
 
     @property
     def count_shapes(self) -> dict[str, tuple[int, ...]]:

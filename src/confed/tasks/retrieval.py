@@ -14,20 +14,18 @@ negatives, however many clients there are: a federation does not add them up, as
 """
 
 from dataclasses import dataclass
-from itertools import product
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.reports import LOSS, SHARE, Number
+from confed.federation.reports import Number
 from confed.losses.info_nce import Contrast, same_answers
 from confed.metrics.retrieval import ranks_of_relevant
+from confed.metrics.scores import CUTS, RECALLS
 from confed.registry import register_task
-
-CUTS = (1, 5, 10)
-"""k of recall at k."""
+from confed.tasks.sums import ranges
 
 
 @register_task
@@ -78,8 +76,7 @@ class Retrieval:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        shares = [f"{way}@{k}" for way, k in product(("tr", "ir"), CUTS)]
-        return {"loss": LOSS, **dict.fromkeys(shares, SHARE), "pictures": Number(0.0, LOSS.high)}
+        return ranges(("loss", *RECALLS, "pictures"))
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch.

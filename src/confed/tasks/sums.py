@@ -1,4 +1,4 @@
-"""What tasks share: scores in single precision, and sums of a metric by the type of its examples."""
+"""What tasks share: scores in single precision, ranges of tallies, and sums of a metric by type of example."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,22 @@ import torch
 from torch import Tensor
 
 from confed.federation.protocols import Batch
+from confed.federation.reports import LOSS, Number
+from confed.metrics.scores import SCORES
 
 
 def at_least_single(logits: Tensor) -> Tensor:
     """The scores in single precision, or in their own where that is wider."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def ranges(scores: Sequence[str], headline: str = "", types: Sequence[str] = ()) -> dict[str, Number]:
+    """Name in a tally of these scores, and of the headline by type -> its range."""
+    tallied: dict[str, tuple[float, float]] = {}
+    for name in scores:
+        tallied |= SCORES[name].tallied(name)
+    tallied |= {f"{headline}/{name}": tallied[headline] for name in types}
+    return {name: Number(max(low, LOSS.low), min(high, LOSS.high)) for name, (low, high) in tallied.items()}
 
 
 def check_below(name: str, values: Tensor, stop: int) -> None:

@@ -10,11 +10,10 @@ from torch.nn import functional
 from confed.federation.actions import among_offered
 from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import check_fields
-from confed.federation.reports import LOSS, SHARE, Number
-from confed.metrics.calibration import calibration_names, calibration_tally, expected_calibration_error
-from confed.metrics.captions import BLEU, bleu4
+from confed.federation.reports import Number
+from confed.metrics.calibration import calibration_tally
 from confed.registry import register_task
-from confed.tasks.sums import at_least_single, check_below, sums_by_type
+from confed.tasks.sums import at_least_single, check_below, ranges, sums_by_type
 
 Objective = Literal["ce", "bce", "kl"]
 """Softmax cross-entropy on the one right answer, binary cross-entropy on soft scores of all answers, or the
@@ -131,8 +130,7 @@ class VQA:
     @property
     def measures(self) -> dict[str, Number]:
         """See :attr:`confed.federation.protocols.Task.measures`."""
-        shares = ["accuracy", "vqa_accuracy", *(f"{self.metric}/{name}" for name in self.types), *calibration_names()]
-        return {"loss": LOSS, **dict.fromkeys(shares, SHARE)}
+        return ranges(("loss", "accuracy", "vqa_accuracy", "ece"), self.metric, self.types)
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch; one copy to the host.
@@ -141,7 +139,7 @@ class VQA:
         (``target`` at the argmax) if it has targets; the headline metric as ``<metric>/<type>`` for each
         question type that occurs; and the bins of :func:`confed.metrics.calibration.calibration_tally`. Where
         ``answerable`` is false every prediction is wrong, and ``loss`` leaves the example out. Keys without
-        examples are absent. :func:`summarise` turns added tallies into values.
+        examples are absent. :func:`confed.metrics.scores.summarise` turns added tallies into values.
 
         Raises ``ValueError``: faults as in :meth:`loss`, or a type outside [0, number of types).
         """
@@ -259,17 +257,3 @@ class VQA:
         if truth.ndim == 1:
             return (predicted == truth).float()
         return truth.gather(1, predicted.unsqueeze(1)).squeeze(1).float()
-
-
-def summarise(tally: Tally) -> dict[str, float]:
-    """Metrics of an added tally.
-
-    Each is a sum over its weight, but ``ece``, which is computed from calibration bins, and ``bleu4``, from counts of
-    words. Metrics of weight zero are left out.
-    """
-    plain = {key: pair for key, pair in tally.items() if not key.startswith(("calibration/", BLEU))}
-    values = {key: total / weight for key, (total, weight) in plain.items() if weight}
-    if any(weight for key, (_, weight) in tally.items() if key.startswith("calibration/")):
-        values["ece"] = expected_calibration_error(tally)
-    bleu = bleu4(tally)
-    return values if bleu is None else {**values, "bleu4": bleu}

@@ -160,7 +160,8 @@ def _unlearn(
 def _averaging(method: type[Algorithm]) -> tuple[object, ...]:
     """The hooks that make the final model the mean of the last round's updates."""
     return (
-        method.phases, method.round, method.fit, method.aggregate, method.average, method.weight, method.finish,
+        method.phases, method.round, method.fit, method.local_training, method.aggregate, method.average,
+        method.weight, method.finish,
     )  # fmt: skip
 
 

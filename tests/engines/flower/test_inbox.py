@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from confed.engines.flower import objects
 from confed.engines.flower.grid import Inbox, RejectionLog, RequestRejected, SuperLinkGrid, link_state
 from confed.engines.flower.objects import DEPTH, PieceStore, attach, pieces_of
 from confed.engines.flower.transport import FlowerTransport
@@ -491,6 +492,7 @@ def test_a_request_that_cannot_be_stored_is_not_sent(
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", scarce)
+    monkeypatch.setattr(objects, "IN_MEMORY", 0)
     sent = door.post.send(door.nodes[0], "fit", b"{}", b"x", 60.0)
     waits = number == errno.EMFILE
     assert failed

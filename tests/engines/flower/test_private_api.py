@@ -24,13 +24,6 @@ PUBLIC = (
 )
 
 
-FLEET_CALLS = {
-    "activate-node", "confirm-message-received", "deactivate-node", "get-fab", "get-run", "pull-messages",
-    "pull-object", "push-messages", "push-object", "register-node", "send-node-heartbeat", "unregister-node",
-}  # fmt: skip
-"""Calls of Flower's Fleet API that were reviewed before our server offered them to the sites on its list."""
-
-
 def imported(path: Path) -> Iterator[tuple[str, str, str]]:
     """Module, name and local name of everything that a file imports, with what `import_module` is given as text."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -88,13 +81,6 @@ def test_every_name_has_a_comment_with_the_modules_that_use_it() -> None:
         found = re.search(rf"^    (?:\w+ as )?{local},  # ([\w, ]+): \S", PRIVATE.read_text(), re.MULTILINE)
         assert found, f"{local} needs a comment: module, module: what is relied on"
         assert sorted(f"engines/flower/{name}.py" for name in found[1].split(", ")) == USERS[local] != []
-
-
-def test_fleet_router_offers_the_calls_that_were_reviewed() -> None:
-    from confed.engines.flower.private_api import fleet_router
-
-    calls = {getattr(route, "path", "").removeprefix("/v1/fleet/") for route in fleet_router.routes}
-    assert calls == FLEET_CALLS, "sites may make new calls: review them"
 
 
 def test_messages_have_the_internal_parts_that_are_relied_on() -> None:

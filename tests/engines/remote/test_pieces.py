@@ -107,6 +107,30 @@ def test_a_server_started_again_fetches_what_is_missing(tmp_path: Path) -> None:
     assert letters.carried == 0  # sites and server have both bodies still, and the digests say so
 
 
+class LosesOneReply(BadLine):
+    """A good line, but for one reply to training in the second round."""
+
+    def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
+        reply = super().receive(sent)
+        to, kind, head, _ = self.sent[int(sent)]
+        if not self.lost and isinstance(reply, tuple) and kind == "fit" and json.loads(head).get("round") == 1:
+            return self.lose(to)
+        return reply
+
+
+def test_a_body_that_came_whole_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE", 60.0)
+    setup = toy_setup(FedAvg(), rounds=2)
+    undisturbed = BadLine(setup, tmp_path / "undisturbed")
+    rounds(setup, led(undisturbed, tmp_path / "undisturbed-pieces"))
+    letters = LosesOneReply(setup, tmp_path / "bad")
+    records = rounds(setup, led(letters, tmp_path / "pieces"))
+    assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
+    assert letters.lost == 1
+    reply_size = max(len(body) for head, body in undisturbed.answered.values() if b"/1/0/client-0" in head)
+    assert letters.carried == undisturbed.carried + reply_size
+
+
 def test_one_body_of_each_kind_stays_on_disk(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=3)
     remote = led(letters := BadLine(setup, tmp_path), tmp_path / "pieces")

@@ -10,10 +10,11 @@ import torch
 
 from confed.algorithms.fedavg import FedAvg
 from confed.engines.perform import Setup, Workspace
+from confed.engines.remote import server as remote_server
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Fingerprint, fingerprint
 from confed.federation.algorithm import Algorithm
-from confed.system.release import PROTOCOL
+from confed.system.release import PROTOCOL, VERSION
 from confed.testing.toy import toy_setup
 from memory_transport import Letters, remote_of, rounds
 
@@ -60,6 +61,20 @@ def test_protocols_one_apart_go_together_and_others_do_not(step: int, tmp_path: 
         assert f"the site has {PROTOCOL + step} (confed 9.9)" in note
         assert "\n" not in note
         assert "the protocol must be the same or one apart" in str(site.problem)
+
+
+def test_a_server_of_protocol_3_refuses_a_site_of_protocol_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = Letters(toy_setup(FedAvg(), rounds=1), tmp_path)
+    for site in letters.sites.values():
+        site.fingerprint = replace(site.fingerprint, protocol=1)
+    letters.sites[0].fingerprint = replace(letters.sites[0].fingerprint, protocol=2)
+    monkeypatch.setattr(remote_server, "fingerprint", lambda *of: replace(fingerprint(*of), protocol=3, confed="9.9"))
+    remote = remote_of(letters)
+    assert "client-0" in remote.sites.lines
+    assert "client-1" not in remote.sites.lines
+    line = f"this site has 1 (confed {VERSION}), the server has 3 (confed 9.9); install the file that the coordinator"
+    assert line in str(letters.sites[1].problem)
+    assert "\n" not in str(letters.sites[1].problem)
 
 
 def test_a_new_setting_with_its_default_is_no_bar(tmp_path: Path) -> None:

@@ -150,6 +150,20 @@ def test_an_interval_is_a_number_of_seconds_or_steps(text: str) -> None:
     assert read_interval("500 steps") == (0.0, 500)
 
 
+@pytest.mark.parametrize("method", [FedAvg(), FedPer()], ids=["FedAvg", "FedPer"])
+def test_a_server_started_again_takes_the_work_of_its_sites(tmp_path: Path, kills, method: Algorithm) -> None:
+    setup = toy_setup(method, rounds=2, local=LOCAL)
+    steps, letters = kills(lambda step: False), Mortal(setup, tmp_path)
+    killed, restarted = led(letters), led(letters)
+    killed.begin(0, (0, 1))
+    records = rounds(setup, killed)
+    done = steps[0]
+    restarted.begin(1, (0, 1))
+    (again,) = rounds(setup, restarted, records[0].servers, start=1)
+    assert steps[0] == done
+    assert same(again.servers, records[-1].servers)
+
+
 def test_a_checkpoint_is_of_one_request(tmp_path: Path, kills) -> None:
     setup = toy_setup(FedAvg(), rounds=1, local=LOCAL)
     letters, steps = Mortal(setup, tmp_path), kills(lambda step: step % 10 == 0)

@@ -22,6 +22,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
 from confed.deployment.manifest import MANIFEST, accept, check_site, verified
+from confed.deployment.monitor import NewLines
 from confed.deployment.policy import SitePolicy, read_policy
 from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signer_by_kit, site_recipe
@@ -213,19 +214,11 @@ class StatusReader:
     """Status files as the watching process reads them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read = (folder / NEWS).stat().st_size if (folder / NEWS).is_file() else 0
+        self._folder, self._lines = folder, NewLines(folder / NEWS, from_now=True)
 
     def news(self) -> list[RunProgress | Caution | Note]:
         """What happened since the last call."""
-        if not (self._folder / NEWS).is_file():
-            return []
-        with (self._folder / NEWS).open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        self._read += whole
-        return [from_json(json.loads(line)) for line in data[:whole].splitlines()]
+        return [from_json(line) for line in self._lines.read()]
 
     def tell(self, progress: Progress) -> None:
         """Hands on the notes since the last call."""

@@ -1,282 +1,263 @@
 """HTTP application of Flower's Fleet API for SuperNodes on a list: limits and signatures of requests.
 
-A site of confed's may ask in a way that Flower's SuperNode does not: its request for a message waits
-(:mod:`confed.engines.flower.long_polls`), and carries its reply to the message before
-(:mod:`confed.engines.flower.objects`).
+It is one ASGI application, without Flower's middleware and routes: a request is checked, read, and answered by Flower's
+handlers or by :class:`confed.engines.flower.grid.Inbox`. A site of confed's may ask in a way that Flower's SuperNode
+does not: its request for a message waits (:mod:`confed.engines.flower.long_polls`), and carries its reply to the
+message before (:mod:`confed.engines.flower.objects`).
 """
 
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import lru_cache
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from flwr.common import now
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from confed.engines.flower.grid import Inbox, RequestRejected, SuperLinkGrid
+from confed.engines.flower.grid import RequestRejected, SuperLinkGrid
 from confed.engines.flower.long_polls import LONGEST, WAIT
 from confed.engines.flower.objects import PIECE, carried, carry
 from confed.engines.flower.private_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
+    SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
     ActivateNodeRequest,
     ActivateNodeResponse,
     ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    LinkStateFactory,
-    NodeAuthMiddleware,
-    ProtobufRoute,
-    ProtobufTranslationMiddleware,
+    DeactivateNodeRequest,
+    LinkState,
     PullMessagesRequest,
     PullMessagesResponse,
+    PullObjectRequest,
     PushMessagesRequest,
-    PushMessagesResponse,
     PushObjectRequest,
-    PushObjectResponse,
+    SendNodeHeartbeatRequest,
     activate_node,
     bytes_to_public_key,
-    fleet_router,
-    get_protobuf_request,
+    deactivate_node,
     http_error_translator,
     pull_messages,
+    pull_object,
+    send_node_heartbeat,
     verify_signature,
 )
 from confed.system.release import PROTOCOL, VERSION
 
+Answer = TypeVar("Answer")
 
-class WholeBody:
-    """An ASGI middleware that hands on requests whose body has come whole, within its limits."""
+FLEET = "/v1/fleet/"
+ABOUT = f"{FLEET}about"  # path under which a listed site may ask for the server's versions and clock, without joining
+ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
+BRIEF = 2**16  # bytes of a request that no thread of its own is needed for
+REQUESTS: Mapping[str, Any] = {
+    f"{FLEET}activate-node": ActivateNodeRequest,
+    f"{FLEET}deactivate-node": DeactivateNodeRequest,
+    f"{FLEET}send-node-heartbeat": SendNodeHeartbeatRequest,
+    f"{FLEET}pull-messages": PullMessagesRequest,
+    f"{FLEET}push-messages": PushMessagesRequest,
+    f"{FLEET}pull-object": PullObjectRequest,
+    f"{FLEET}push-object": PushObjectRequest,
+    f"{FLEET}confirm-message-received": ConfirmMessageReceivedRequest,
+}
+parsed_key = lru_cache(1024)(bytes_to_public_key)  # of the keys on the list only
 
-    def __init__(self, app: ASGIApp, seconds: float, most: int = PIECE) -> None:
-        self._app, self._seconds, self._most = app, seconds, most
+
+async def whole_body(receive: Receive, seconds: float, most: int = PIECE) -> bytes | None:
+    """A request's body that comes whole, within its limits; None where the connection has ended."""
+    try:
+        return await asyncio.wait_for(_read(receive, most), seconds)
+    except TimeoutError as error:
+        raise RequestRejected(408, f"its body took more than {seconds:g} s", closing=True) from error
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise RequestRejected(413, f"a request is a POST of at most {most} bytes", closing=True)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def check_bounds(request: Request) -> None:
+    """Rejection of a request that is too long, or for another of Flower's interfaces, before it is read."""
+    if request.url.path not in REQUESTS and request.url.path != ABOUT:
+        raise RequestRejected(404, "not found")
+    if "transfer-encoding" in request.headers:  # counts instead of a length where both are given
+        raise RequestRejected(400, "a request has a length and no transfer encoding", closing=True)
+    length = request.headers.get("content-length", "")
+    if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
+        raise RequestRejected(413, f"a request is a POST of at most {PIECE} bytes")
+
+
+class FleetApplication:
+    """The application; ``seconds`` is the time for the body of a request, ``refusal`` says why a key may not join."""
+
+    def __init__(
+        self, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float, refusal: Callable[[bytes], str]
+    ) -> None:
+        self._names, self._grid, self._seconds, self._refusal = names, grid, seconds, refusal
+        self._inbox = inbox = grid.inbox
+        self._in_memory: Mapping[type, Callable[[Any, LinkState], Any]] = {
+            ActivateNodeRequest: self._activate,
+            DeactivateNodeRequest: deactivate_node,
+            SendNodeHeartbeatRequest: send_node_heartbeat,
+        }
+        self._on_disk: Mapping[type, Callable[[Any, str], Any]] = {
+            PushMessagesRequest: inbox.announce,
+            PushObjectRequest: inbox.take,
+            PullObjectRequest: lambda call, who: pull_object(call, inbox.state),
+            ConfirmMessageReceivedRequest: lambda call, who: inbox.confirm(call),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+        request = Request(scope, receive)
+        response = await http_error_translator(request, self._answer)
+        if response.status_code >= 400:
+            why = getattr(request.state, "why", f"Flower says {response.status_code}")
+            who = getattr(request.state, "who", ANONYMOUS)
+            self._grid.notices.add(who, f"a request was turned away: {why}")
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
         try:
-            body = await asyncio.wait_for(self._read(receive), self._seconds)
-        except TimeoutError:
-            return await _refused(408, f"its body took more than {self._seconds:g} s", scope, receive, send)
-        except ValueError as error:
-            return await _refused(413, str(error), scope, receive, send)
-        if body is None:
-            return None  # the connection has ended
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            check_bounds(request)
+            public = self._check_signature(request)
+            body = await whole_body(request.receive, self._seconds)
+            if body is None:
+                return Response()  # to nobody: the connection has ended
+            if request.url.path == ABOUT:
+                return JSONResponse(_about())
+            answer = await self._answer_call(request, self._read_call(request, public, body))
+        except RequestRejected as error:
+            request.state.why = error.why
+            raise
+        return Response(answer.SerializeToString(), media_type="application/protobuf")
 
-        async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
+    def _check_signature(self, request: Request) -> bytes:
+        """The sender's key, from the list, with which the time of the request is signed."""
+        headers = request.headers
+        try:
+            public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+            signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
+            signed = headers.get(TIMESTAMP_HEADER, "").encode("ascii")
+        except (ValueError, UnicodeError) as error:
+            raise RequestRejected(401, "a request is signed") from error
+        name = self._names.get(public)
+        if name is None:
+            raise RequestRejected(403, self._refusal(public))
+        if not verify_signature(parsed_key(public), signed, signature):
+            raise RequestRejected(401, "a request is signed by whom it is from")
+        try:
+            age = (now() - datetime.fromisoformat(signed.decode())).total_seconds()
+        except (ValueError, TypeError) as error:  # no time, or one without its zone
+            raise RequestRejected(401, "a request is signed with its time") from error
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            raise RequestRejected(401, "a request is signed at the time when it is sent")
+        request.state.who = name
+        request.state.connections.prove(request.state.connection, name)
+        return public
 
-        return await self._app(scope, replay, send)
+    def _read_call(self, request: Request, public: bytes, body: bytes) -> Any:
+        """The protobuf message of a request, from the node that the key belongs to."""
+        try:
+            call = REQUESTS[request.url.path].FromString(body)
+        except Exception as error:
+            raise RequestRejected(400, "what was sent is no request") from error
+        if isinstance(call, ActivateNodeRequest):
+            genuine = call.public_key == public
+        else:
+            node = call.node_id if isinstance(call, DeactivateNodeRequest) else call.node.node_id
+            genuine = self._inbox.state.get_node_id_by_public_key(public) == node
+        if not genuine:
+            raise RequestRejected(401, "a request is for the node whose key has signed it")
+        return call
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None where the connection has ended."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            body += message.get("body", b"")
-            if len(body) > self._most:
-                raise ValueError(f"a request is a POST of at most {self._most} bytes")
-            if not message.get("more_body", False):
-                return bytes(body)
+    async def _answer_call(self, request: Request, call: Any) -> Any:
+        who = request.state.who
+        if isinstance(call, PullMessagesRequest):
+            return await self._pull(call, who, _seconds(request))
+        if (at_once := self._in_memory.get(type(call))) is not None:
+            return at_once(call, self._inbox.state)
+        return await run_in_threadpool(self._on_disk[type(call)], call, who)
+
+    def _activate(self, call: ActivateNodeRequest, state: LinkState) -> ActivateNodeResponse:
+        node = state.get_node_id_by_public_key(call.public_key)
+        if node is not None:
+            self._inbox.polls.end(node)
+        return activate_node(call, state)
+
+    async def _pull(self, call: PullMessagesRequest, who: str, seconds: float) -> PullMessagesResponse:
+        inbox = self._inbox
+        waiting = inbox.polls.begin(call.node.node_id) if seconds else None
+
+        def next_message(reply: bytes | None = None) -> PullMessagesResponse | None:
+            if reply:
+                self._take_carried(call, reply, who)
+            if waiting is None:
+                return pull_messages(call, inbox.state, inbox.store)
+            return inbox.polls.take(waiting, lambda: inbox.hand_out(call))
+
+        end = time.monotonic() + seconds
+        reply = carried(call)
+        try:
+            if reply is not None and len(reply) > BRIEF:
+                came = await run_in_threadpool(next_message, reply)
+            else:
+                came = await self._soon(next_message, reply)
+            while waiting is not None and came is not None and not came.messages_list:
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                await waiting.pause(left)
+                came = await self._soon(next_message)
+        finally:
+            if waiting is not None:
+                inbox.polls.leave(waiting)
+        came = came or PullMessagesResponse()
+        carry(came, b"")
+        return came
+
+    async def _soon(self, act: Callable[..., Answer], *given: object) -> Answer:
+        """A result; a thread of its own is needed only while another one is busy with replies, perhaps with a disk."""
+        if not self._inbox.lock.acquire(blocking=False):
+            return await run_in_threadpool(act, *given)
+        try:
+            return act(*given)
+        finally:
+            self._inbox.lock.release()
+
+    def _take_carried(self, call: PullMessagesRequest, reply: bytes, who: str) -> None:
+        """Takes a reply that came with a request for the next message, as if it had come alone."""
+        try:
+            push = PushMessagesRequest.FromString(reply)
+        except Exception as error:
+            raise RequestRejected(400, "what a request carries is no reply") from error
+        push.node.CopyFrom(call.node)  # which was compared with the signature
+        self._inbox.announce(push, who)
 
 
-async def _refused(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-    Request(scope).state.why = why
-    # What is still on its way is not waited for.
-    await JSONResponse({"detail": why}, status, {"connection": "close"})(scope, receive, send)
-
-
-router = APIRouter(prefix="/v1/fleet", route_class=ProtobufRoute)
-"""Takes the place of Flower's routes of the same names."""
-
-
-# A plain function would be called in another thread, which takes longer than each of these.
-async def _whose(http: Request) -> tuple[Inbox, str]:
-    return http.app.state.grid.inbox, http.state.who
-
-
-async def _parsed(http: Request) -> Any:
-    return get_protobuf_request(http)
-
-
-async def _seconds(http: Request) -> float:
+def _seconds(request: Request) -> float:
     """How long a request may wait; 0 for what is no such number."""
     try:
-        seconds = float(http.headers.get(WAIT, "0"))
+        seconds = float(request.headers.get(WAIT, "0"))
     except ValueError:
         return 0.0
     return min(seconds, LONGEST) if seconds > 0 else 0.0
-
-
-Whose = Annotated[tuple[Inbox, str], Depends(_whose)]
-PARSED = Depends(_parsed)
-
-
-@router.post("/activate-node")
-def _activate(request: Annotated[ActivateNodeRequest, PARSED], whose: Whose) -> ActivateNodeResponse:
-    inbox = whose[0]
-    node = inbox.state.get_node_id_by_public_key(request.public_key)
-    if node is not None:
-        inbox.polls.end(node)
-    return activate_node(request=request, state=inbox.state)
-
-
-@router.post("/pull-messages")
-async def _pull(
-    request: Annotated[PullMessagesRequest, PARSED],
-    whose: Whose,
-    seconds: Annotated[float, Depends(_seconds)],
-) -> PullMessagesResponse:
-    inbox, polls = whose[0], whose[0].polls
-    waiting = polls.begin(request.node.node_id) if seconds else None
-
-    def next_message(reply: bytes | None = None) -> PullMessagesResponse | None:
-        if reply:
-            _take_carried(request, reply, whose)
-        if waiting is None:
-            return pull_messages(request, inbox.state, inbox.store)
-        return polls.take(waiting, lambda: inbox.hand_out(request))
-
-    end = time.monotonic() + seconds
-    try:
-        came = await run_in_threadpool(next_message, carried(request))
-        while waiting is not None and came is not None and not came.messages_list:
-            left = end - time.monotonic()
-            if left <= 0:
-                break
-            await waiting.pause(left)
-            came = await run_in_threadpool(next_message)
-    finally:
-        if waiting is not None:
-            polls.leave(waiting)
-    came = came or PullMessagesResponse()
-    carry(came, b"")
-    return came
-
-
-def _take_carried(request: PullMessagesRequest, reply: bytes, whose: tuple[Inbox, str]) -> None:
-    """Takes a reply that came with a request for the next message, as if it had come alone."""
-    try:
-        push = PushMessagesRequest.FromString(reply)
-    except Exception as error:
-        raise RequestRejected(400, "what a request carries is no reply") from error
-    push.node.CopyFrom(request.node)  # which Flower has compared with the signature
-    whose[0].announce(push, whose[1])
-
-
-@router.post("/push-messages")
-def _announce(request: Annotated[PushMessagesRequest, PARSED], whose: Whose) -> PushMessagesResponse:
-    return whose[0].announce(request, whose[1])
-
-
-@router.post("/push-object")
-def _take(request: Annotated[PushObjectRequest, PARSED], whose: Whose) -> PushObjectResponse:
-    return whose[0].take(request, whose[1])
-
-
-@router.post("/confirm-message-received")
-def _confirm(request: Annotated[ConfirmMessageReceivedRequest, PARSED], whose: Whose) -> ConfirmMessageReceivedResponse:
-    return whose[0].confirm(request)
-
-
-ABOUT = "/v1/fleet/about"  # path under which a listed site may ask for the server's versions and clock, without joining
-ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
-
-
-def fleet_application(
-    factory: LinkStateFactory, names: Mapping[bytes, str], grid: SuperLinkGrid, seconds: float
-) -> FastAPI:
-    middleware = [
-        Middleware(Gate),
-        Middleware(WholeBody, seconds=seconds),
-        Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-        Middleware(ProtobufTranslationMiddleware),
-        Middleware(NodeAuthMiddleware),
-    ]
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
-    app.state.linkstate_factory = factory
-    app.state.enable_supernode_auth = True
-    app.state.names = names
-    app.state.grid = grid
-    app.include_router(router)  # before Flower's: the first route that fits is taken
-    app.include_router(fleet_router)
-    app.post(ABOUT)(_about)
-    app.add_exception_handler(RequestRejected, _turned_away)
-    return app
-
-
-def _refuse(request: Request, status: int, why: str, closing: bool = False) -> Response:
-    request.state.why = why
-    return JSONResponse({"detail": why}, status, {"connection": "close"} if closing else None)
-
-
-async def _turned_away(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestRejected)
-    return _refuse(request, error.status_code, error.why)
-
-
-class Gate:
-    """An ASGI middleware that lets bounded requests of listed sites in; whatever is rejected behind it, it notes."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        request = Request(scope)
-
-        async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                why = getattr(request.state, "why", f"Flower says {message['status']}")
-                who = getattr(request.state, "who", ANONYMOUS)
-                request.app.state.grid.notices.add(who, f"a request was turned away: {why}")
-            await send(message)
-
-        refusal = _unbounded(request) or _unlisted(request)
-        return await (self._app if refusal is None else refusal)(scope, receive, noted)
-
-
-def _unbounded(request: Request) -> Response | None:
-    """Rejection of a request that is too long, or for another of Flower's interfaces, before it is read."""
-    if not request.url.path.startswith("/v1/fleet/"):
-        return _refuse(request, 404, "not found")
-    if "transfer-encoding" in request.headers:  # counts instead of a length where both are given
-        return _refuse(request, 400, "a request has a length and no transfer encoding", closing=True)
-    length = request.headers.get("content-length", "")
-    if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
-        return _refuse(request, 413, f"a request is a POST of at most {PIECE} bytes")
-    return None
-
-
-def _unlisted(request: Request) -> Response | None:
-    """Rejection by the sender's key before anything of a request is read; Flower checks the time of its signature."""
-    headers = request.headers
-    try:
-        public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
-        signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
-        signed = headers.get(TIMESTAMP_HEADER, "").encode("ascii")
-    except (ValueError, UnicodeError):
-        return _refuse(request, 401, "a request is signed")
-    name = request.app.state.names.get(public)
-    if name is None:
-        return _refuse(request, 403, "this key is not on the server's list")
-    if not verify_signature(bytes_to_public_key(public), signed, signature):
-        return _refuse(request, 401, "a request is signed by whom it is from")
-    request.state.who = name
-    request.state.connections.prove(request.state.connection, name)
-    return None
 
 
 def _about() -> dict[str, str | int | float]:

@@ -59,8 +59,8 @@ BARE = 64 * 2**10  # bytes of a reply without its content, at most: who answers 
 class RequestRejected(HTTPException):
     """Rejection of a site's request, with its HTTP status."""
 
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(status, why)
+    def __init__(self, status: int, why: str, closing: bool = False) -> None:
+        super().__init__(status, why, {"connection": "close"} if closing else None)
         self.why = why
 
 
@@ -98,7 +98,7 @@ class Inbox:
         self.largest = largest
         self.arrived = threading.Event()  # set when a reply is complete; who waits for one clears it
         self.polls = LongPolls()  # requests of nodes that wait for a message
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._sessions: dict[str, str] = {}
 
@@ -112,16 +112,16 @@ class Inbox:
 
     def expect(self, number: str, node: int) -> None:
         """Opens a node's reply to a request."""
-        with self._lock:
+        with self.lock:
             self._open[number] = _Open(node)
 
     def node(self, number: str) -> int:
         """The node whose reply to a request is waited for; 0 where there is no such request."""
-        with self._lock:
+        with self.lock:
             return self._open[number].node if number in self._open else 0
 
     def held(self, node: int) -> int:
-        with self._lock:
+        with self.lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
     def hand_out(self, request: PullMessagesRequest) -> PullMessagesResponse:
@@ -149,7 +149,7 @@ class Inbox:
             pieces = pieces_of(tree, self.pieces)
         except ValueError as error:
             raise RequestRejected(413, str(error)) from error
-        with self._lock:
+        with self.lock:
             entry = self._open.get(bare.metadata.reply_to_message_id)
             if entry is not None and entry.node != node:
                 raise RequestRejected(403, "a request is answered by whom it was for")
@@ -178,7 +178,7 @@ class Inbox:
     def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
         """A piece of an announced reply, sent by a site."""
         piece, content = request.object_id, request.object_content
-        with self._lock:
+        with self.lock:
             entry = self._open.get(self._sessions.get(request.session_id, ""))
             if entry is None:
                 self._notices.add(who, "a piece was dropped that is no longer waited for")
@@ -212,14 +212,14 @@ class Inbox:
 
     def confirm(self, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
         """A site has a request whole, and its pieces can go; nothing else can be deleted from outside."""
-        with self._lock:
+        with self.lock:
             if self.node(request.message_object_id) == request.node.node_id:
                 self.store.delete(request.message_object_id)
         return ConfirmMessageReceivedResponse()
 
     def contents(self, number: str) -> dict[str, bytes] | None:
         """The pieces of the reply to a request; None while some have not come, and none where they are too large."""
-        with self._lock:
+        with self.lock:
             entry = self._open.get(number)
             if entry is None or not entry.reply or not self.store.complete(entry.pieces):
                 return None
@@ -230,7 +230,7 @@ class Inbox:
 
     def forget(self, number: str) -> None:
         """Drops a request, with all that has come of its reply."""
-        with self._lock:
+        with self.lock:
             entry = self._open.pop(number, None)
             self.state.delete_messages(message_ins_ids={number})
             self.store.delete(number)
@@ -240,7 +240,7 @@ class Inbox:
 
     def sweep(self, run: int) -> None:
         """Drops what Flower has dropped because its time was over."""
-        with self._lock:
+        with self.lock:
             for number in set(self._open).difference(self.state.get_message_ids_from_run_id(run)):
                 self.forget(number)
 
@@ -309,18 +309,18 @@ class SuperLinkGrid:
         return [self._push(message) for message in messages]
 
     def _push(self, message: Message) -> str:
-        number = message.object_id
-        message.metadata.__dict__["_message_id"] = number
         node = message.metadata.dst_node_id
         with no_object_id_recompute():
+            number = message.object_id
+            message.metadata.__dict__["_message_id"] = number
             tree, objects = get_object_tree(message), get_all_nested_objects(message)
-        try:  # before the message can be seen: a site that missed a piece would wait a second for it
-            for piece in self._store.preregister(self._run_id, tree):
-                self._store.put(piece, objects[piece].deflate())
-        except OSError:
-            self.notices.add("this server", "a request could not be stored, and was not sent")
-            self._store.delete(number)
-            return ""
+            try:  # before the message can be seen: a site that missed a piece would wait a second for it
+                for piece in self._store.preregister(self._run_id, tree):
+                    self._store.keep(piece, objects[piece].deflate())
+            except OSError:
+                self.notices.add("this server", "a request could not be stored, and was not sent")
+                self._store.delete(number)
+                return ""
         self.inbox.expect(number, node)
         if self._state.store_message_ins(remove_content_from_message(message)) is None:
             self.forget(number)

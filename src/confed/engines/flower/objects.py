@@ -76,6 +76,7 @@ def _varint(number: int) -> bytes:
 
 
 PIECE = 8 * 2**20  # bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB
+IN_MEMORY = 4 * 2**20  # bytes of pieces that wait in memory, of all messages together; others are in files
 DEPTH = 8  # levels of a message: itself, its records, their arrays, and chunks of these make five
 
 
@@ -114,7 +115,7 @@ class _Whole:
 
 
 class PieceStore(ObjectStore):
-    """Flower's store of pieces with their contents in files: many sites may send at once."""
+    """Flower's store of pieces; the contents of all but a few are in files, as many sites may send at once."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -123,6 +124,7 @@ class PieceStore(ObjectStore):
         self._uses: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._memory: dict[str, bytes] = {}
+        self._bytes_in_memory = 0
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
         pieces = pieces_of(object_tree)
@@ -143,13 +145,18 @@ class PieceStore(ObjectStore):
         if object_id != get_object_id(object_content):
             raise ValueError(f"{object_id} does not match content hash")
         validate_object_content(object_content)
+        self.keep(object_id, object_content)
+
+    def keep(self, object_id: str, object_content: bytes) -> None:
+        """Puts a piece of this process's own, which need not be checked."""
         with self._lock:
             if object_id not in self._uses:
                 raise NoObjectInStoreError(f"no message has a piece {object_id}")
             if object_id in self._sizes:
                 return
-            if self._root is None:
+            if self._root is None or self._bytes_in_memory + len(object_content) <= IN_MEMORY:
                 self._memory[object_id] = object_content
+                self._bytes_in_memory += len(object_content)
             else:
                 path = self._root / object_id
                 patiently(lambda: path.write_bytes(object_content))
@@ -159,7 +166,9 @@ class PieceStore(ObjectStore):
         with self._lock:
             if object_id not in self._sizes:
                 return b"" if object_id in self._uses else None
-            return self._memory[object_id] if self._root is None else patiently((self._root / object_id).read_bytes)
+            if self._root is None or object_id in self._memory:
+                return self._memory[object_id]
+            return patiently((self._root / object_id).read_bytes)
 
     def size(self, pieces: Collection[str]) -> int:
         """Bytes of those of the pieces that have come."""
@@ -187,8 +196,9 @@ class PieceStore(ObjectStore):
                 if not self._uses[piece]:
                     del self._uses[piece]
                     self._sizes.pop(piece, None)
-                    self._memory.pop(piece, None)
-                    if self._root is not None:
+                    if (content := self._memory.pop(piece, None)) is not None:
+                        self._bytes_in_memory -= len(content)
+                    elif self._root is not None:
                         (self._root / piece).unlink(missing_ok=True)
 
     def delete_objects_in_run(self, run_id: int) -> None:

@@ -17,7 +17,9 @@ from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,  # grid: owner of the nodes, without accounts
     NOOP_FLWR_AID,  # grid: owner of nodes and run, without accounts
     SUPERLINK_NODE_ID,  # grid: source of the server's messages
+    SYSTEM_TIME_TOLERANCE,  # fleet_api: seconds by which a site's clock may be ahead
     TIMESTAMP_HEADER,  # fleet_api, supernode: header with the time that is signed
+    TIMESTAMP_TOLERANCE,  # fleet_api: seconds for which a signature counts
     ErrorCode,  # grid, supernode: codes of error replies
 )
 from flwr.common.serde import (
@@ -27,25 +29,25 @@ from flwr.common.serde import (
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,  # fleet_api, supernode: public key and heartbeat interval
     ActivateNodeResponse,  # fleet_api, supernode: number of the node
-    DeactivateNodeRequest,  # supernode: number of the node
+    DeactivateNodeRequest,  # fleet_api, supernode: number of the node
     DeactivateNodeResponse,  # supernode: empty
     PullMessagesRequest,  # fleet_api, grid, supernode: the node
     PullMessagesResponse,  # fleet_api, grid, supernode: messages and their trees of objects
     PushMessagesRequest,  # fleet_api, grid, supernode: node, messages, trees of objects, run time
-    PushMessagesResponse,  # fleet_api, grid, supernode: results, objects that are missing, session
+    PushMessagesResponse,  # grid, supernode: results, objects that are missing, session
 )
 from flwr.proto.heartbeat_pb2 import (
-    SendNodeHeartbeatRequest,  # supernode: node and interval
+    SendNodeHeartbeatRequest,  # fleet_api, supernode: node and interval
     SendNodeHeartbeatResponse,  # supernode: whether the server knows the node
 )
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,  # fleet_api, grid, supernode: node and number of the message
-    ConfirmMessageReceivedResponse,  # fleet_api, grid, supernode: empty
+    ConfirmMessageReceivedResponse,  # grid, supernode: empty
     ObjectTree,  # objects: number of an object and its children
-    PullObjectRequest,  # supernode: node and number of an object
+    PullObjectRequest,  # fleet_api, supernode: node and number of an object
     PullObjectResponse,  # supernode: whether there is one, and its content
     PushObjectRequest,  # fleet_api, grid, supernode: node, session, number and content of an object
-    PushObjectResponse,  # fleet_api, grid, supernode: whether the object was stored
+    PushObjectResponse,  # grid, supernode: whether the object was stored
 )
 from flwr.proto.message_pb2 import (
     Message as ProtoMessage,  # loopback, objects: bytes of a message, and its content
@@ -55,8 +57,8 @@ from flwr.proto.node_pb2 import (
     NodeInfo,  # grid, loopback: number, key, status and time of the last activation
 )
 from flwr.server.superlink.linkstate import (
-    LinkState,  # grid: nodes, messages, objects and the task of the run
-    LinkStateFactory,  # fleet_api, grid: a state in memory with an object store of ours
+    LinkState,  # fleet_api, grid: nodes, messages, objects and the task of the run
+    LinkStateFactory,  # grid: a state in memory with an object store of ours
 )
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,  # fleet_api, supernode: header with a node's public key
@@ -66,7 +68,7 @@ from flwr.supercore.constant import (
     TaskType,  # grid: kind of the run's task
 )
 from flwr.supercore.error import (
-    http_error_translator,  # fleet_api: middleware that turns Flower's errors into responses
+    http_error_translator,  # fleet_api: turns Flower's errors into responses
 )
 from flwr.supercore.inflatable.inflatable_object import (
     InflatableObject,  # supernode: an object of a message, deflated to bytes
@@ -93,26 +95,16 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,  # supernode: signature of the time
     verify_signature,  # fleet_api: whether the key of the header signed the time
 )
-from flwr.supercore.protobuf.routing import (
-    ProtobufRoute,  # fleet_api: routes whose handlers return protobuf
-)
-from flwr.supercore.protobuf.translation import (
-    ProtobufTranslationMiddleware,  # fleet_api: reads requests of the Fleet API as protobuf
-    get_protobuf_request,  # fleet_api: a route's request as protobuf
-)
 from flwr.supercore.task_identity import (
     TaskIdentity,  # grid, loopback: numbers that Flower writes into every message of this process
 )
 from flwr.superlink.federation import (
     NoOpFederationManager,  # grid: a state without federations and accounts
 )
-from flwr.superlink.routers.fleet.node_auth import (
-    NodeAuthMiddleware,  # fleet_api: refuses requests whose signature is old or whose node is not the key's
-)
-from flwr.superlink.routers.fleet.router import (
-    router as fleet_router,  # fleet_api: the calls of the Fleet API; five of them fleet_routes replaces
-)
 from flwr.superlink.servicer.fleet.fleet_handlers import (
     activate_node,  # fleet_api: answer of Flower's to a node that connects
+    deactivate_node,  # fleet_api: answer to a node that leaves
     pull_messages,  # fleet_api, grid: a node's next message without its content, marked as delivered
+    pull_object,  # fleet_api: a piece of a message
+    send_node_heartbeat,  # fleet_api: whether the server knows the node
 )

@@ -12,7 +12,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from confed.engines.flower.fleet_api import ABOUT
-from confed.engines.flower.supernode import proxy_of, signed_headers
+from confed.engines.flower.supernode import CallRefused, proxy_of, signed_headers
 
 TOLERANCE = 300.0  # seconds by which clocks may differ: older signatures are refused
 
@@ -55,7 +55,7 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
         reply = client.post(address, content=b"", headers=signed_headers(key), timeout=wait)
     middle = (began + time.time()) / 2
     if reply.status_code == httpx.codes.FORBIDDEN:
-        raise PermissionError("the server's list has no such key")
+        raise PermissionError(str(CallRefused(reply.status_code, reply.text)))
     try:
         told = reply.json()
         return About(str(told["confed"]), str(told["flwr"]), told.get("protocol"), float(told["time"]) - middle)

@@ -30,7 +30,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from confed.engines.flower.fleet_api import ANONYMOUS, fleet_application
+from confed.engines.flower.fleet_api import ANONYMOUS, FleetApplication
 from confed.engines.flower.grid import SuperLinkGrid, link_state, piece_store
 from confed.engines.flower.private_api import HEARTBEAT_DEFAULT_INTERVAL
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
@@ -359,6 +359,7 @@ def open_superlink(
     largest: int = 2**31,
     waiting: Path | None = None,
     limits: ConnectionLimits | None = None,
+    refusal: Callable[[bytes], str] = lambda key: "this key is not on the server's list",
 ) -> Iterator[tuple[SuperLinkGrid, int]]:
     """Fleet API that is served for as long as the ``with`` block lasts."""
     if (certificate is None) != (key is None):
@@ -372,10 +373,11 @@ def open_superlink(
     store = piece_store(waiting)
     state = link_state(names, store)
     grid = SuperLinkGrid(state.state(), store, largest)
+    application = FleetApplication(names, grid, limits.body, refusal)
     config = uvicorn.Config(
-        fleet_application(state, names, grid, limits.body), host=host, port=port, log_level="error", access_log=False,
+        application, host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
-        h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
+        h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30, lifespan="off", proxy_headers=False,
     )  # fmt: skip
     server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
     if certificate is not None and key is not None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -116,11 +117,16 @@ def read_public(text: str) -> bytes:
     return public_key_to_bytes(key)
 
 
+@lru_cache(8)
+def _public_header(key: ec.EllipticCurvePrivateKey) -> str:
+    return b64encode(public_key_to_bytes(key.public_key())).decode()
+
+
 def signed_headers(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> dict[str, str]:
     """Headers with a site's public key and its signature of the time; the server's clock is so many seconds ahead."""
     timestamp = (now() + timedelta(seconds=ahead)).isoformat()
     return {
-        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        FLEET_HTTP_PUBLIC_KEY_HEADER: _public_header(key),
         TIMESTAMP_HEADER: timestamp,
         FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
     }
@@ -134,7 +140,8 @@ class CallRefused(Exception):
     """The server's answer is no success."""
 
     def __init__(self, status: int, text: str, ahead: float = 0.0) -> None:
-        super().__init__(f"the server says {status} {printable(text, 200)}".strip())
+        detail = text.removeprefix('{"detail":"').removesuffix('"}')
+        super().__init__(f"the server says {status} {printable(detail, 200)}".strip())
         self.status, self.ahead = status, ahead
 
 
@@ -337,8 +344,8 @@ class SuperNode:
         seconds = time.perf_counter() - began
         # A reply lasts as long as its request, by the server's clock; by ours that time may be over.
         reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
             bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
             pieces = _small(parts) if inline and not reply.has_error() else None
             if pieces is not None:
@@ -389,8 +396,6 @@ def _reason(error: Exception, proxy: str = "") -> str:
     if isinstance(error, CallRefused):
         if error.status == httpx.codes.UNAUTHORIZED:
             return "the server does not accept this site's signature; is its clock right?"
-        if error.status == httpx.codes.FORBIDDEN:
-            return "this site's key is not on the server's list"
         return str(error)
     text = str(error) if isinstance(error, LostConnection) else f"{type(error).__name__} {error}".strip()
     text = printable(text, 500)

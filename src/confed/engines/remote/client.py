@@ -16,6 +16,7 @@ leave again with other noise.
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,6 +51,7 @@ from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
+from confed.federation.directory_store import newest_until
 from confed.federation.equivalence import follows_steps
 from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
@@ -505,6 +507,10 @@ class Site:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
         if request.action not in self.actions:
             raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
+        self._pieces.came_whole = body
+        # A server that was killed in the round counts on its checkpoint, which is the same state of this client's.
+        base = request.base if request.session else max(self._newest(request.base), 0)
+        request = replace(request, base=base)
         request_digest = self._digest_of(request, body)
         if (repeated := self._repeated(request, request_digest)) is not None:
             self._progress(Note(f"{self._when(request)} was done already, the reply goes out again"))
@@ -618,8 +624,9 @@ class Site:
             file.write(data)
             file.truncate()
 
-    def _newest(self) -> int:
-        return max(self.store.newest(self.client.id), self._session.newest)
+    def _newest(self, most: int = sys.maxsize) -> int:
+        """The newest version that this client's state has left behind and that is not newer than another."""
+        return max(newest_until(self.store.versions(self.client.id), most), self._session.newest(most))
 
     def _log(self, way: str, head: bytes, body: bytes, **more: object) -> None:
         if self._audit is not None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, read_head
 from confed.engines.remote.sites import Transport, patiently
@@ -25,7 +26,7 @@ from confed.federation.file_names import file_name
 SMALLEST, LARGEST = 2**18, 2**26  # bytes of a piece
 WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
 
-AT_ONCE, SHARE = 2.0, 0.1
+AT_ONCE, SHARE = 1.0, 0.1
 """What travels at once, and is lost with a connection: what the line carries in so many seconds, or, where it has held
 for longer, in this share of the time that it has."""
 
@@ -39,7 +40,7 @@ class Piece:
     size: int  # bytes of the body
     at: int = 0  # where the piece begins; of "have" the bytes that are there
     digest: str = ""  # of the body up to the end of the piece
-    most: int = 0  # of "get": the bytes that may come
+    most: int = 0  # of "get": the bytes that may come; of "call": those of a reply that comes at once
     head: str = ""  # head of the message whose body it is: of "call", and of the first "part"
 
     def to_bytes(self) -> bytes:
@@ -103,24 +104,27 @@ class ArrivingBody:
 class LeavingBody:
     """A body that leaves in pieces, and the digests of its beginnings."""
 
-    def __init__(self, content: bytes | mmap.mmap, of: str) -> None:
-        self.of, self.size = of, len(content)
-        self._content = memoryview(content)
-        self._digest, self._digested = sha256(), 0
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        self.content: bytes | mmap.mmap = content
+        self._digests: list[Any] = []  # of the bytes before each multiple of SMALLEST
+        digest, view = sha256(), memoryview(content)
+        for begin in range(0, self.size, SMALLEST):
+            self._digests.append(digest.copy())
+            digest.update(view[begin : begin + SMALLEST])
+        self.of = digest.hexdigest()
 
     def piece(self, kind: str, at: int, size: int) -> tuple[Piece, bytes]:
         """A piece from a byte on, and its content."""
-        content = bytes(self._content[at : at + size])
+        content = self.content[at : at + size]
         return Piece(kind, self.of, self.size, at, self._digest_up_to(at + len(content))), content
 
     def _digest_up_to(self, end: int) -> str:
         if end == self.size:
             return self.of
-        if end < self._digested:
-            self._digest, self._digested = sha256(), 0
-        self._digest.update(self._content[self._digested : end])
-        self._digested = end
-        return self._digest.hexdigest()
+        digest = self._digests[end // SMALLEST].copy()
+        digest.update(self.content[end // SMALLEST * SMALLEST : end])
+        return digest.hexdigest()
 
 
 def _only(folder: Path, name: str) -> Path:
@@ -133,12 +137,14 @@ def _only(folder: Path, name: str) -> Path:
 
 
 class SitePieces:
-    """A site's end: the body of the request in hand, in a file, and of its last reply, in memory."""
+    """A site's end: the body of the request in hand, in a file where it came in pieces, and of its last reply."""
 
     def __init__(self, folder: Path, limits: Limits, answer: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
         self._folder, self._limits, self._answer = folder, limits, answer
         self._request: ArrivingBody | None = None
+        self.came_whole = b""  # body of the last request where it came at once: it may be asked for again
         self._reply: LeavingBody | None = None
+        self._room = 0  # bytes of the reply in hand that come at once, whatever its request says
 
     def take(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Head and body of the answer to a piece, or of the reply to the request that is complete with it."""
@@ -148,6 +154,9 @@ class SitePieces:
                 raise Refused("the reply of which a piece is asked for is not here any more")
             part, content = self._reply.piece("part", piece.at, min(piece.most, LARGEST))
             return part.to_bytes(), content
+        if piece.piece == "call" and piece.size == len(self.came_whole) and piece.of == digest_of(self.came_whole):
+            return self._answer_call(piece, self.came_whole)
+        self.came_whole = b""
         if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
             self._request = ArrivingBody(_only(self._folder, piece.of), piece)
         request = self._request
@@ -155,14 +164,24 @@ class SitePieces:
             request.add(piece, body)
         if piece.piece == "call" and request.held == piece.size:
             self._request = None
-            return self._answer(piece.head.encode(), request.whole())
+            answer = self._answer_call(piece, request.whole())
+            self.came_whole = b""  # it came in pieces, and is in its file
+            return answer
         return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
+
+    def _answer_call(self, call: Piece, body: bytes) -> tuple[bytes, bytes]:
+        """The reply to a request that came with a piece; by then the server may know that its line carries more."""
+        self._room = call.most
+        try:
+            return self._answer(call.head.encode(), body)
+        finally:
+            self._room = 0
 
     def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
         """A reply as it leaves: one with a larger body than that without it, and the server fetches it; 0: no bound."""
-        if not 0 < most < len(body):
+        if not 0 < most < len(body) or len(body) <= self._room:
             return head, body
-        self._reply = LeavingBody(body, digest_of(body))
+        self._reply = LeavingBody(body)
         return Piece("part", self._reply.of, len(body), head=head.decode()).to_bytes(), b""
 
 
@@ -265,16 +284,17 @@ class PieceTransport:
 
     def _leaving(self, body: bytes) -> LeavingBody:
         """A request's body in a file, so that the same one for many sites is not in memory many times."""
-        of = digest_of(body)
-        path = self._folder / "requests" / of
+        leaving = LeavingBody(body)
+        path = self._folder / "requests" / leaving.of
         if not path.is_file() or path.stat().st_size != len(body):
             private_folder(path.parent)
             patiently(lambda: path.write_bytes(body))
         with patiently(lambda: path.open("rb")) as file:
-            return LeavingBody(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), of)
+            leaving.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return leaving
 
     def _call(self, transfer: _Transfer, body: LeavingBody) -> bool:
-        call = Piece("call", body.of, body.size, head=transfer.head.decode())
+        call = Piece("call", body.of, body.size, most=self.at_once(transfer.to), head=transfer.head.decode())
         return self._send(transfer, call.to_bytes(), b"", transfer.lasts)
 
     def _send(self, transfer: _Transfer, head: bytes, body: bytes, lasts: float) -> bool:
@@ -322,9 +342,7 @@ class PieceTransport:
         return None if went else "ConnectionError: the connection was lost"
 
     def _piece_size(self, transfer: _Transfer, left: int) -> int:
-        """Half of what may travel at once, or all that is left."""
-        at_once = self.at_once(transfer.to)
-        return min(LARGEST, left if left <= at_once else max(SMALLEST, at_once // 2))
+        return min(LARGEST, left, self.at_once(transfer.to))
 
     def _pace(self, transfer: _Transfer, moved: int) -> None:
         """A piece has arrived: how fast its line is."""

@@ -20,6 +20,7 @@ from confed.engines.remote.protocol import Refused, Request, digest, version_of
 from confed.federation.atomic import write_atomically
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.client_info import ClientInfo
+from confed.federation.directory_store import newest_until
 from confed.federation.messages import Call
 from confed.federation.state import ClientState
 from confed.federation.wire import decode, encode_state
@@ -221,11 +222,10 @@ class SiteSession:
         self._heard = ""
         self._log.read()
 
-    @property
-    def newest(self) -> int:
-        """Version that the last request on disk left behind; -1 where there is none."""
+    def newest(self, most: int) -> int:
+        """Version that the last request on disk up to a version left behind; -1 where there is none."""
         self._look()
-        return self._log.newest
+        return newest_until((record.version for record in self._log.records), most)
 
     @property
     def needed(self) -> tuple[int, ...]:
@@ -316,7 +316,7 @@ class SiteSession:
 
     def _version(self, base: int) -> int:
         """The newest version of the state that is not newer than a version; -1 where there is none."""
-        return max((v for v in self._store.versions(self._client.id) if v <= base), default=-1)
+        return newest_until(self._store.versions(self._client.id), base)
 
     def _restore(self, request: Request) -> int:
         """Does the requests on disk again, up to the one that this request goes on from; how many there were."""

@@ -1,7 +1,7 @@
 """Several networks on one frozen backbone: blends of its adapters, which share what is equal among them."""
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -121,14 +121,19 @@ def fresh_adapter(client: Client, adapter: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def held(client: Client, scope: Scope, but: str = "") -> Generator[None]:
-    """For the duration of a ``with`` block, tensors of a scope do not learn; but those of an adapter."""
-    names = [n for n in client.names(scope) if not (but and fnmatchcase(n, tensors_of(but)))]
-    tensors = [client.tensors[n] for n in names if client.tensors[n].requires_grad]
-    for tensor in tensors:
+def still(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Context in which tensors that learn do not."""
+    learning = [tensor for tensor in tensors if tensor.requires_grad]
+    for tensor in learning:
         tensor.requires_grad_(False)
     try:
         yield
     finally:
-        for tensor in tensors:
+        for tensor in learning:
             tensor.requires_grad_(True)
+
+
+def held(client: Client, scope: Scope, but: str = "") -> AbstractContextManager[None]:
+    """For the duration of a ``with`` block, tensors of a scope do not learn; but those of an adapter."""
+    names = [n for n in client.names(scope) if not (but and fnmatchcase(n, tensors_of(but)))]
+    return still(client.tensors[n] for n in names)

@@ -19,7 +19,6 @@ client drops it: its rank is j from then on.
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params, named_tensors
 from confed.federation.protocols import Batch
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, train
+from confed.federation.train import Objective, Train
 
 _FACTOR = re.compile(r"(?P<target>.+)\.lora_(?P<factor>[AB])\.[^.]+\.weight")
 
@@ -84,19 +83,6 @@ def fresh_factors(tensors: Params, rng: torch.Generator) -> dict[str, Tensor]:
     return fresh
 
 
-@contextmanager
-def still(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Context in which tensors that learn do not."""
-    held = [tensor for tensor in tensors if tensor.requires_grad]
-    for tensor in held:
-        tensor.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for tensor in held:
-            tensor.requires_grad_(True)
-
-
 # What rounds add to a layer beside the factors of LoRA: a matrix D --------------------------------------------
 
 ADDED = "lora_added"  # name of the matrix D beside a layer's factors
@@ -129,7 +115,7 @@ def added_weight(layer: Any) -> Tensor | None:
 def _add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """A layer's output with s D x added to it."""
     (scale,) = layer.scaling.values()
-    return output + scale * functional.linear(inputs[0], layer.get_parameter(ADDED).detach())
+    return output + scale * functional.linear(inputs[0], getattr(layer, ADDED).detach())
 
 
 # Server ---------------------------------------------------------------------------------------------------------
@@ -202,7 +188,7 @@ def limit_rank(client: Client, rank: int | None) -> None:
 
 def train_and_prune(
     client: Client, objective: Objective, rank: int, *, decay: float, penalty: float, least: int
-) -> tuple[float, int]:
+) -> Generator[Train, float, tuple[float, int]]:
     """Local training with the penalty; the mean loss, and the rank that is left.
 
     Args:
@@ -215,7 +201,7 @@ def train_and_prune(
     """
     least_rank = max(min(least, rank), int(decay * rank))
     if least_rank == rank:
-        return train(client, objective), rank
+        return (yield Train(objective)), rank
     pairs = [(client.tensors[a], client.tensors[b]) for a, b in lora_layers(client.tensors).values()]
 
     def tail() -> Tensor:
@@ -226,7 +212,7 @@ def train_and_prune(
             yield loss + penalty * tail()
 
     before = float(tail().detach())
-    loss = train(client, losses if penalty else objective)
+    loss = yield Train(losses if penalty else objective)
     if float(tail().detach()) >= before:
         return loss, rank
     limit_rank(client, least_rank)

@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -76,12 +77,12 @@ def _look(case: Case, seconds: float) -> Finding:
         count = min(MOST_MODELS, (runs - 1) // 2 * 2) if with_ratios else 0
         findings.append(_released(case, count, "" if planted_instead and not with_ratios else "membership"))
     if runs >= 1 and not unplanted:
-        findings.append(_canaries(case, "" if with_ratios else "membership"))
+        findings.append(canary_figures(case, "" if with_ratios else "membership"))
     else:
         why = unplanted or f"one more run of {each:.0f} s does not fit into the time"
         findings.append(Finding([], [f"No canaries were planted: {why}."]))
     if most is not None:
-        findings.append(repeated(case, *most, case.everything))
+        findings.append(RepeatedRecord(case, *most).finding(case.everything))
     measures, notes, drawings = list[Estimate](), list[str](), list[Drawing]()
     for finding in findings:
         measures += finding.measures
@@ -211,7 +212,8 @@ def planted(case: Case) -> tuple[dict[str, Table], dict[str, Tensor], dict[str, 
     return tables, rows, taken
 
 
-def _canaries(case: Case, limits: str) -> Finding:
+def canary_figures(case: Case, limits: str) -> Finding:
+    """Canaries told from others by a run with half of them, and the least epsilon that this shows."""
     tables, rows, taken = planted(case)
     trained_on: dict[str, Tensor] = {}
     for site, everyone in case.everything.items():
@@ -276,37 +278,45 @@ def memory_of(known: float, without: Sequence[float], copies: int, name: str, ho
     return Estimate(name, title, bits[0], bits[1], bits[2], 0.0, p, copies, "repeated_record")
 
 
-def repeated(case: Case, site: str, copies: Tensor, trained_on: Rows) -> Finding:
-    """The repeated record in the released model, which was trained on these records, and in the site's updates."""
-    record = {site: copies[:1]}
-    kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
-    sees_updates = case.algorithm.global_model == "alone" and not case.algorithm.traits.changes
-    sees_updates &= not case.unseen_updates
-    sent: list[list[float]] = []  # phi under the site's model as it sent it, by training and round
+class RepeatedRecord:
+    """A record with copies at a site, and what trainings know of it: their released models, and the site's updates."""
 
-    def known(models: Models) -> float:
-        return float(phi(case.learnt_losses(models, record)))
+    def __init__(self, case: Case, site: str, copies: Tensor) -> None:
+        self._case, self._site, self._copies = case, site, copies
+        self.kept = {**case.everything, site: case.everything[site][~torch.isin(case.everything[site], copies)]}
+        self._sees_updates = case.algorithm.global_model == "alone" and not case.algorithm.traits.changes
+        self._sees_updates &= not case.unseen_updates
 
-    def listen(call: Call, reply: Reply) -> None:
-        if sees_updates and call.client.id == site:
-            sent[-1].append(known(sent_model(call, reply)))
+    def _known(self, models: Models) -> float:
+        return float(phi(self._case.learnt_losses(models, {self._site: self._copies[:1]})))
 
-    def knows_without(number: int) -> float:
-        sent.append([])
-        seed = derive(case.setup.seed, number, site, "without a repeated record")
-        return known(case.trained(kept, seed=seed, listener=listen))
+    def _training(self, trained_on: Rows, seed: int | None = None) -> tuple[float, float]:
+        """Phi under the models of a training, and under the site's as it sent them, the mean over rounds."""
+        sent: list[float] = []
 
-    without = [knows_without(number) for number in range(ALONE)]
-    measures = [memory_of(known(case.released), without, len(copies), "repeated_record", "the released model knows it")]
-    if sees_updates:
-        sent.append([])
-        case.trained(trained_on, listener=listen)
-    if sees_updates and all(sent):
-        means = [float(np.mean(of_rounds)) for of_rounds in sent]
-        how = "the site's updates know it, mean over rounds,"
-        measures.append(memory_of(means[-1], means[:-1], len(copies), "repeated_record_sent", how))
-    words = "Of the repeated record the attacker is taken to have all others, as privacy per record supposes."
-    return Finding(measures, [words])
+        def listen(call: Call, reply: Reply) -> None:
+            if self._sees_updates and call.client.id == self._site:
+                sent.append(self._known(sent_model(call, reply)))
+
+        models = self._case.trained(trained_on, seed=seed, listener=listen)
+        return self._known(models), float(np.mean(sent)) if sent else math.nan
+
+    @cached_property
+    def _without(self) -> list[tuple[float, float]]:
+        seeds = [derive(self._case.setup.seed, n, self._site, "without a repeated record") for n in range(ALONE)]
+        return [self._training(self.kept, seed) for seed in seeds]
+
+    def finding(self, trained_on: Rows) -> Finding:
+        """The record in the released model, which was trained on these records, and in the site's updates."""
+        by_model, by_updates = zip(*self._without, strict=True)
+        released, copies = self._known(self._case.released), len(self._copies)
+        measures = [memory_of(released, by_model, copies, "repeated_record", "the released model knows it")]
+        sent = self._training(trained_on)[1] if self._sees_updates else math.nan
+        if np.isfinite([sent, *by_updates]).all():
+            how = "the site's updates know it, mean over rounds,"
+            measures.append(memory_of(sent, by_updates, copies, "repeated_record_sent", how))
+        words = "Of the repeated record the attacker is taken to have all others, as privacy per record supposes."
+        return Finding(measures, [words])
 
 
 # Figures ------------------------------------------------------------------------------------------------------

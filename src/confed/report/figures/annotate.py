@@ -102,7 +102,8 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
             groups.append([key])
         else:
             group.append(key)
-    taken: list[Box] = [_around(spot, 4 * scale) for spot in spots.values()]
+    radius = 4 * scale
+    taken: list[Box] = [(x - radius, y - radius, x + radius, y + radius) for x, y in spots.values()]
     for group in groups:
         text = ", ".join(points[key][0].label for key in group)
         width, height = 0.56 * LETTERS * len(text) * scale, 1.15 * LETTERS * scale
@@ -136,7 +137,8 @@ def _free(
             offset = (right * (width / 2 + distance), up * (height / 2 + distance))
             x, y = spot[0] + offset[0], spot[1] + offset[1]
             box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-            cost = sum(_overlap(box, other) for other in taken) + 4 * _outside(box, limits)
+            outside = (box[2] - box[0]) * (box[3] - box[1]) - _overlap(box, limits)
+            cost = sum(_overlap(box, other) for other in taken) + 4 * outside
             if cost == 0:
                 return offset, box
             if best is None or cost < best[0]:
@@ -145,15 +147,6 @@ def _free(
     return best[1], best[2]
 
 
-def _around(spot: tuple[float, ...], radius: float) -> Box:
-    return spot[0] - radius, spot[1] - radius, spot[0] + radius, spot[1] + radius
-
-
 def _overlap(a: Box, b: Box) -> float:
     """Shared area."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-
-
-def _outside(box: Box, limits: Box) -> float:
-    """Area of a box that is not within the limits."""
-    return (box[2] - box[0]) * (box[3] - box[1]) - _overlap(box, limits)

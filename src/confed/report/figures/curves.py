@@ -69,10 +69,6 @@ class Panel:
     lines: list[Line] = field(default_factory=list[Line])
 
 
-def _extremes(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
 def _deviation(values: Sequence[float]) -> tuple[float, float]:
     middle, sd = mean_sd(values)
     return middle - sd, middle + sd
@@ -129,7 +125,7 @@ def _drawing(
 
 
 def _band(study: StudyResults) -> Callable[[Sequence[float]], tuple[float, float]] | None:
-    return _extremes if len(study.methods) <= MANY_METHODS else None
+    return (lambda values: (min(values), max(values))) if len(study.methods) <= MANY_METHODS else None
 
 
 _PANELS: Sequence[tuple[str, Callable[[RunResults], Curve], bool, SeriesStyle]] = (

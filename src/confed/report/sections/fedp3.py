@@ -54,7 +54,7 @@ def points(study: StudyResults) -> list[Point]:
     sizes: dict[str, Any] = {}
     others: list[dict[str, Any]] = []
     for method, its in traits.items():
-        settings = _algorithm(study, method)
+        settings = study.of(method)[0].recipe.get("algorithm", {})
         if its.answers_compared == "filtered" and settings.get("pairs", "filtered") == "filtered":
             sizes[method] = settings.get("top_n")
             others.append({key: value for key, value in settings.items() if key != "top_n"})
@@ -185,10 +185,6 @@ def _answers(study: StudyResults) -> int | None:
         counts += [number(sample["forgotten"].get("of")) for sample in _samples(run.gallery())]
     mean = average(counts)
     return None if mean is None else round(mean)
-
-
-def _algorithm(study: StudyResults, method: str) -> Mapping[str, Any]:
-    return study.of(method)[0].recipe.get("algorithm", {})
 
 
 # Answers that the filter picks --------------------------------------------------------------------------------

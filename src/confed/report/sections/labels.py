@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,10 @@ def label_scores(study: StudyResults) -> LabelScores | None:
     examples = runs[0].summary.label_value("examples") or 1.0
     values: dict[str, np.ndarray] = {}
     for method in study.methods:
-        tables = [_precisions(run) for run in runs if run.method == method]
+        tables: list[dict[str, float | None]] = []
+        for run in runs:
+            if run.method == method:
+                tables.append({str(row["label"]): number(row.get("AP")) for row in _rows(run)})
         if tables:
             values[method] = np.array([_mean(tables, name) for name in names])
     return LabelScores(
@@ -81,7 +83,8 @@ def precision_by_label(study: StudyResults) -> Drawing | None:
     scores = label_scores(study)
     if scores is None or len(scores.labels) < 2:
         return None
-    groups = _groups(len(scores.labels))
+    labels = len(scores.labels)
+    groups = np.array_split(np.arange(labels), labels if labels <= NAMED else GROUPS)
     many = len(groups) < len(scores.labels)
     styles: Mapping[str, SeriesStyle] = series_styles(study)
 
@@ -102,7 +105,8 @@ def precision_by_label(study: StudyResults) -> Drawing | None:
         lower.bar(x, [float(np.mean(scores.train[g])) for g in groups], color=palette("m0"), width=0.75)
         style_axes(upper, palette, "", "", "average precision, %")
         style_axes(lower, palette, "", _below(len(scores.labels), many), "in training")
-        if _wide(scores.train):
+        positive = scores.train[scores.train > 0]
+        if len(positive) and float(positive.max()) > 30 * float(positive.min()):
             plain_log_scale(lower, "y", lambda value: f"{value:,.0f}".replace(",", " "))
         upper.set_ylim(bottom=0)
         upper.tick_params(axis="x", length=0, labelbottom=False)
@@ -174,29 +178,14 @@ def _mean(tables: Sequence[Mapping[str, float | None]], label: str) -> float:
     return np.nan if mean is None else mean
 
 
-def _precisions(run: RunResults) -> dict[str, float | None]:
-    """Label -> its average precision."""
-    return {str(row["label"]): number(row.get("AP")) for row in _rows(run)}
-
-
 def _count(row: Mapping[str, Any]) -> float:
     train = number(row.get("train"))
     return (number(row.get("positives")) or 0.0) if train is None else train
 
 
-def _groups(labels: int) -> list[np.ndarray]:
-    """Labels that share a point: each its own, or neighbours by frequency."""
-    return np.array_split(np.arange(labels), labels if labels <= NAMED else GROUPS)
-
-
 def _below(labels: int, many: bool) -> str:
     words = f"{labels} labels, the most frequent in training on the left"
     return f"{words}; a point is the mean over about {labels // GROUPS} neighbours" if many else words
-
-
-def _wide(counts: np.ndarray) -> bool:
-    positive = counts[counts > 0]
-    return bool(len(positive)) and float(positive.max()) > 30 * float(positive.min())
 
 
 def _short(name: str) -> str:
@@ -300,15 +289,13 @@ def _places(study: StudyResults) -> str:
         return ""
     rows: list[tuple[str, list[float | None]]] = []
     for method, label in study.labels.items():
-        rows.append((label, [study.mean(method, partial(_class_precision, view)) for view in views]))
+        rows.append(
+            (label, [study.mean(method, lambda run, of=view: run.summary.label_value("C-AP", of)) for view in views])
+        )
     title = "<h3>The global model where nobody trained</h3>"
     return title + page.paragraph("C-AP in %, place by place.", "muted") + page.heatmap(
         "method", [view.partition("/")[2] for view in views], rows, by_column=True
     )  # fmt: skip
-
-
-def _class_precision(view: str, run: RunResults) -> float | None:
-    return run.summary.label_value("C-AP", view)
 
 
 def _thirds(study: StudyResults, scores: LabelScores) -> str:

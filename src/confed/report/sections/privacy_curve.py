@@ -76,7 +76,7 @@ def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
         if not _rows_up(runs[0]) or not accuracies:
             continue
         curve = curve_of.setdefault(_fixed(runs[0]), row)
-        labels.setdefault(curve, runs[0].summary.label or _method(runs[0]))
+        labels.setdefault(curve, runs[0].summary.label or str(runs[0].recipe.get("algorithm", {}).get("name", "")))
         points_of.setdefault(curve, []).append(Point(row, _epsilon(runs[0], delta), tuple(accuracies)))
     names = distinct_labels(labels)
     return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in points_of.items()}
@@ -140,10 +140,6 @@ def section(study: StudyResults, delta: float = DELTA) -> str:
     html = page.paragraph(text, "muted") + (page.figure(drawing.inline(), title=title) if drawing else "")
     points = chain.from_iterable(curves(study, delta).values())
     return html + to_html(pivot("Accuracy against epsilon", columns, points))
-
-
-def _method(run: RunResults) -> str:
-    return str(run.recipe.get("algorithm", {}).get("name", ""))
 
 
 def _privacy(run: RunResults) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from typing import Literal
 from confed.comparison.records import Record
 from confed.comparison.refusals import blind_pair, other_places, refusal_of
 from confed.data.few_shot import NEW, harmonic_mean
+from confed.metrics.scores import RECALLS, title_of
 from confed.report.tables.cells import SIGN, best_marks, bold_note, mean_sd_cell, signed
 from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Table
@@ -25,9 +26,6 @@ MANY_PLACES = 8
 
 TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep"]
 """Tables that take declared columns. In "sweep" they stand at the end."""
-
-RECALLS = ("tr@1", "tr@5", "tr@10", "ir@1", "ir@5", "ir@10")
-"""Shares of texts that pictures find, and of pictures that texts find, among the first so many."""
 
 Kind = Literal["quality", "share", "count", "size", "duration"]
 
@@ -248,14 +246,14 @@ def _base_and_new(run: RunResults) -> float | None:
     return None if base is None or new is None else harmonic_mean(base, new)
 
 
-def _caption_column(measure: str, view: View) -> RunColumn:
-    """A mean over places of a measure of captions."""
+def _caption_column(score: str, view: View) -> RunColumn:
+    """A mean over places of a score of captions."""
 
     def value(run: RunResults) -> float | None:
         summary = run.summary
-        return average([*(summary.bleu4(view) if measure == "BLEU-4" else summary.counted(view)).values()])
+        return average([*(summary.bleu4(view) if score == "bleu4" else summary.counted(view)).values()])
 
-    return RunColumn(measure, value, ("captions",), view.heading, ranked=False)
+    return RunColumn(title_of(score), value, ("captions",), view.heading, ranked=False)
 
 
 def _recall_column(cut: str, view: View, group: str) -> RunColumn:
@@ -316,7 +314,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("worst", _headline(WORST), ("results",), "personal"),
     RunColumn("seen", _headline(View.SEEN.mean), ("results",), "global", measure=View.SEEN.mean),
     RunColumn("unseen", _headline(View.UNSEEN.mean), ("results",), "global", measure=View.UNSEEN.mean),
-    *(_caption_column(measure, view) for view, measure in product(TESTED, ("CIDEr-D", "BLEU-4"))),
+    *(_caption_column(score, view) for view, score in product(TESTED, ("cider", "bleu4"))),
     *(_recall_column(cut, View.SEEN, "recall, global") for cut in RECALLS),
     *(_recall_column(cut, View.PERSONAL, "recall, own") for cut in RECALLS),
     RunColumn("trained", _parameters("trained"), ("results",), "parameters", "count", _several_trainable),

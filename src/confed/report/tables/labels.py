@@ -5,7 +5,7 @@ deviation over seeds. The main table has each method's own view: the global mode
 places where clients have no test examples, or the clients' own models where a method gives nothing else.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confed.report.tables.cells import missing_sites_note, of_recipe, over_seeds, summaries_of, uneven_note
@@ -94,14 +94,10 @@ def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: s
     every = summaries_of(methods)
     recipe = next((summary.recipe for summary in every if summary.recipe), "")
     spread = over_seeds(max((len(runs) for _, runs in methods), default=0))
-    views = {view} if view else _headlines(every)
+    views = {view} if view else {summary.label_view.partition("/")[0] for summary in every if summary.is_labelled}
     what = SENTENCES_OF_VIEWS[next(iter(views))] if len(views) == 1 else SENTENCES_OF_VIEWS[""]
     what += f", {LEVELS[level]}" if level else ""
     return of_recipe(recipe, f"{what}, test results in % after the last round{spread}")
-
-
-def _headlines(summaries: Iterable[Summary]) -> set[str]:
-    return {summary.label_view.partition("/")[0] for summary in summaries if summary.is_labelled}
 
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:

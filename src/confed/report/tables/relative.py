@@ -197,7 +197,10 @@ def relative_drawing(values: Values, labels: Mapping[str, str], method: str) -> 
         return None
     clients = list(values[method])
     lines, columns = grid_of(len(improvements), 3)
-    heights = {other: _height(shares) for other, shares in improvements.items()}
+    heights: dict[str, float] = {}  # ranges of the bars of panels
+    for other, shares in improvements.items():
+        moments = [mean_sd(list(values.values())) for values in shares.values()]
+        heights[other] = max(abs(middle) + sd for middle, sd in moments)
     usual = 4 * statistics.median(heights.values())
 
     def draw(figure: "Figure", palette: Palette) -> None:
@@ -221,9 +224,3 @@ def relative_drawing(values: Values, labels: Mapping[str, str], method: str) -> 
             axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
 
     return Drawing(f"relative {labels[method]}", 3.5 * columns, 2.3 * lines + 0.7, draw)
-
-
-def _height(shares: BySeed) -> float:
-    """Range of the bars of a panel."""
-    moments = [mean_sd(list(values.values())) for values in shares.values()]
-    return max(abs(middle) + sd for middle, sd in moments)

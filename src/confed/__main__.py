@@ -1,0 +1,6 @@
+"""``python -m confed``."""
+
+from confed.cli import main
+
+if __name__ == "__main__":
+    main()
