@@ -54,6 +54,7 @@ PHOTOGRAPHS: Mapping[str, tuple[str, str, str]] = {
     "photos_questions": ("questions about it, a client per scene", "personal on own data", "global on seen"),
     "photos_eurosat": ("EuroSAT, 10 classes, dealt out", "personal on own data", "global on seen"),
     "photos_easyvqa": ("easy-VQA, a client per colour", "personal on own data", "global on seen"),
+    "photos_easyvqa_dealt": ("easy-VQA, dealt out", "personal on own data", "global on seen"),
 }
 """Table -> what it is about, and the measures of personal and of global models."""
 QUOTE = re.compile(r'\[([^\]\n]*)\]\(([\w./-]+\.csv) "([\w ,%-]+): ([^"\n]+)"\)')

@@ -13,6 +13,7 @@ method", IEEE TGRS 56(2), 2018.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -113,7 +114,8 @@ def ucm_vqa(options: Options, questions: Questions = "derived") -> Reading:
     side = options.image_size // (2 if corners else 1)
     table = in_memory(open_pictures(_packed(root), PackedTexts.of(names), side))
     if corners:
-        table = _mosaics(table, np.array([[index[name] for name in corners[own]] for own in names]))
+        numbers = [index[tile] for tile in chain.from_iterable(corners.values())]
+        table = _mosaics(table, np.array(numbers).reshape(len(names), len(CORNERS)))
     rows = list(asked.values())
     examples = Examples(
         table,
