@@ -18,7 +18,7 @@ from confed.registry import granted
 
 PATHS = frozenset(
     ["root", "file", "images", "patch", "regions", "glove", "pretrained", "language", "vocabulary", "pieces", "source",
-     "embeddings", "card"]
+     "embeddings", "card", "photographs"]
 )  # fmt: skip
 """Keys whose texts are files, folders or names on a hub."""
 

@@ -378,6 +378,7 @@ def open_superlink(
         application, host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
         h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30, lifespan="off", proxy_headers=False,
+        log_config=None,
     )  # fmt: skip
     server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
     if certificate is not None and key is not None:
