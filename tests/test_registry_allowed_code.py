@@ -156,9 +156,7 @@ def test_run_takes_a_list_of_methods(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["run", "fedvqa_scenes", *small, "--methods", "fedavg,local", "--out", str(tmp_path / "out")])
     assert ended.value.code == 0
     assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {"fedavg", "local"}
-    for faulty, why in (("fedavg,fedavg", "different names"), ("fedavg,nobody", "no algorithm is called 'nobody'")):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["run", "fedvqa_scenes", *small, "--methods", faulty, "--out", str(tmp_path / "none")])
-        assert ended.value.code == 2
-        assert why in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "fedvqa_scenes", *small, "--methods", "fedavg,nobody", "--out", str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert "no algorithm is called 'nobody'" in " ".join(capsys.readouterr().err.split())

@@ -179,7 +179,7 @@ def test_tracking_sweeps_and_tables_over_models_have_them(study: Path) -> None:
     [
         ("test_metrics", lambda run: record_of(run).value("top-5 accuracy, personal on own data")),
         ("test_metrics", _recall_column("top-5", View.PERSONAL, "").value),
-        ("bleu4", _caption_column("BLEU-4", View.PERSONAL).value),
+        ("bleu4", _caption_column("bleu4", View.PERSONAL).value),
         ("personal", lambda run: run.summary.headline("personal_mean")),
     ],
     ids=["measure", "recall", "BLEU", "headline"],
