@@ -336,6 +336,8 @@ def test_photographs_take_the_place_of_written_digits(folder: Path, tmp_path: Pa
                 assert (shown[:, 0, 0, 0] // 20).tolist() == [int(answer) for answer in examples.answers]
                 seen += len(shown)
     assert seen == 4 * (40 + 20 + 30)
+    assert dataset.facts["origin"] == f"{folder}, photographs of {tmp_path}"
+    assert "licence" not in dataset.facts
 
 
 def test_photographs_are_of_ten_classes(folder: Path, tmp_path: Path) -> None:

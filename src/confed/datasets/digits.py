@@ -27,7 +27,6 @@ from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.intake.stream import json_object
-from confed.data.intake.tables import read_jsonl
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
 from confed.data.partitions import label_counts, label_shares
@@ -36,17 +35,15 @@ from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import PackedTexts, end_to_end
 from confed.data.refusals import (
     check_choice,
-    check_inside,
     check_length,
     check_rows,
-    existing,
     existing_folder,
     expecting,
-    first_of,
     refuse,
 )
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
+from confed.datasets.labelled_folders import labelled_rows
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE, SHARE, Range
 
@@ -106,20 +103,12 @@ def read_digits(root: Path, photographs: Path | None = None, size: int = 28) -> 
 
 def _photographs(folder: Path, size: int) -> tuple[NamedPictures, np.ndarray]:
     """Photographs of ten classes, and the digits in whose place these are, in the order of their names."""
-    layout = "expected labels.jsonl with image and label, and images.tar or images/"
-    existing_folder(folder, layout)
-    file = existing(folder / "labels.jsonl", layout)
-    names: list[str] = []
-    classes: list[str] = []
-    for number, row in read_jsonl(file, ("image", "label")):
-        check_inside(str(row["image"]), f"{file}, row {number}")
-        names.append(str(row["image"]))
-        classes.append(str(row["label"]))
-    kinds = sorted(set(classes))
+    source, rows = labelled_rows(folder)
+    kinds = sorted({row.label for row in rows})
     if len(kinds) != len(DIGITS):
-        refuse(f"{file}", f"{len(DIGITS)} classes, one for each digit", str(len(kinds)))
-    source = first_of([folder / "images.tar", folder / "images"], "the pictures", layout)
-    return open_pictures(source, PackedTexts.of(names), size), np.array([kinds.index(kind) for kind in classes])
+        refuse(folder, f"{len(DIGITS)} classes, one for each digit", str(len(kinds)))
+    pictures = open_pictures(source, PackedTexts.of(row.path for row in rows), size)
+    return pictures, np.array([kinds.index(row.label) for row in rows])
 
 
 # Text clues to digits, such as "two less than nine", with misheard words --------------------------------------
@@ -211,8 +200,8 @@ def digits(
             no speaker is at two clients), and all digits equally often; "iid": the
             speakers' recordings are dealt out among those clients; "dirichlet": this, and each client has its own
             frequencies of the digits. Every client has the modalities that it has in all three.
-        photographs: a folder with ``labels.jsonl`` ("image", "label") and the pictures, of ten classes, which take the
-            place of the written digits in the order of their names; None: the written digits.
+        photographs: a folder as ``labelled_folders`` reads it, of ten classes, which take the place of the written
+            digits in the order of their names; None: the written digits.
         validation: validation samples per client, of recordings of their own.
         unseen: the speaker of the unseen places; by default "theo", or the last one where no speaker has that name.
         noise: probability that a number word of a clue is a wrong one, or none.
@@ -259,8 +248,9 @@ def digits(
         place = f"new_{'_'.join(shown)}"
         tests[place] = examples(_PLACE, "test", shown, place)
     # Other recordings in this layout have an origin and a licence of their own.
-    published = set(source.speakers) <= _PUBLISHED
-    facts = {**(_FACTS if published else {"origin": str(root)}), **floors(splits), **_told(source, drawn, unseen)}
+    published = set(source.speakers) <= _PUBLISHED and photographs is None
+    origin = str(root) if photographs is None else f"{root}, photographs of {photographs}"
+    facts = {**(_FACTS if published else {"origin": origin}), **floors(splits), **_told(source, drawn, unseen)}
     return FederatedDataset("digits", ANSWERS, splits, tests, clue_words(), facts, modalities=dict(SIX_CLIENTS))
 
 

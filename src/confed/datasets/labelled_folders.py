@@ -118,7 +118,9 @@ def labelled_folders(
     image_size, test_share = options.image_size, options.test_share
     validation = 0.0 if shots else options.validation
     account = Account()
-    source, rows = _read(options.folder, split_file, pictures, domains, class_key, domain_key, account, fold_case)
+    source, rows = labelled_rows(
+        options.folder, split_file, pictures, domains, class_key, domain_key, account, fold_case
+    )
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
         account = account.keep([row.path for row in rows], f"no {domain_key}")
@@ -132,7 +134,7 @@ def labelled_folders(
     elsewhere: list[ClassPool] = []
     for path in map(Path, others):
         of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
-        read = _read(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
+        read = labelled_rows(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
         elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0, Account()))
     dataset = settled(dataset, account, "beyond the shots or max_test")
     dataset = with_other_sets(dataset, elsewhere, options.max_test)
@@ -211,11 +213,12 @@ def _roles(
     return roles
 
 
-def _read(
-    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str,
-    account: Account, fold_case: bool,
+def labelled_rows(
+    folder: Path, split_file: str = "", pictures: str = "", domains: bool = False, class_key: str = "label",
+    domain_key: str = "domain", account: Account | None = None, fold_case: bool = False,
 ) -> tuple[Path, list[_Row]]:  # fmt: skip
     """The source of pictures and all rows, classes in their normal form."""
+    account = Account() if account is None else account
     source, file, rows = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
     spelled = Spellings("classes", [row.label for row in rows], fold_case)
     account.note(*spelled.notes)

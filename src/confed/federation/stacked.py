@@ -87,11 +87,11 @@ def stacked_tensors(clients: Sequence["Client"], model: nn.Module) -> dict[str, 
     learning = [name for name in stack if first.tensors[name].requires_grad]
     common = first.tensors
     for place, client in enumerate(clients):
-        own = {name: tensor[place].detach() for name, tensor in stack.items()}
+        client_tensors = {name: tensor[place].detach() for name, tensor in stack.items()}
         for name in learning:
-            own[name].requires_grad_()
-        client.tensors = {**common, **own}
-        client.model, client.at_once = cast(nn.Module, _ClientModel(model, own)), True
+            client_tensors[name].requires_grad_()
+        client.tensors = {**common, **client_tensors}
+        client.model, client.at_once = cast(nn.Module, _ClientModel(model, client_tensors)), True
     return stack
 
 
@@ -170,8 +170,8 @@ def _train_stacked(
             leaves = {name: group_stack[name].detach().requires_grad_() for name in learning}
             batch, output = passes({**group_stack, **leaves}, examples, first.task)
             losses = losses_of(group, output, batch, examples)
-            own = [] if losses_of.of_task_alone else [clients[i].tensors for i in group]
-            gradients = _gradients(losses.sum(), leaves, own)
+            read_by_methods = [] if losses_of.of_task_alone else [clients[i].tensors for i in group]
+            gradients = _gradients(losses.sum(), leaves, read_by_methods)
             used = used or set(gradients)
             if used != gradients.keys():
                 raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
@@ -190,10 +190,12 @@ def _train_stacked(
     return [of_all / max(steps, 1) for of_all, steps in zip(sums, count, strict=True)]
 
 
-def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], own: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _gradients(
+    loss: Tensor, leaves: Mapping[str, Tensor], tensors_of_clients: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
     """Gradients of stacks: of the common pass, and of what losses read of each client's own tensors."""
     inputs = list(leaves.values())
-    for tensors in own:
+    for tensors in tensors_of_clients:
         inputs += [tensors[name] for name in leaves]
     reached = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, inputs, allow_unused=True))
     gradients = dict[str, Tensor]()

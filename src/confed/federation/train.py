@@ -63,13 +63,14 @@ LocalTraining = Generator[Train, float, Message]
 
 def trained_alone(client: "Client", training: LocalTraining) -> Message:
     """The reply of a client that is trained by itself."""
+    mean_loss: float | None = None
     with closing(training):  # what it holds still is free again, also where training fails
-        try:
-            wanted = next(training)
-            while True:
-                wanted = training.send(train(client, wanted.objective, wanted.epochs, order=wanted.order))
-        except StopIteration as finished:
-            return finished.value
+        while True:
+            try:
+                wanted = next(training) if mean_loss is None else training.send(mean_loss)
+            except StopIteration as finished:
+                return finished.value
+            mean_loss = train(client, wanted.objective, wanted.epochs, order=wanted.order)
 
 
 def epoch_steps(client: "Client") -> int:

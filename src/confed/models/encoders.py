@@ -66,7 +66,7 @@ _TINY: Mapping[Reads, Mapping[str, Mapping[str, Any]]] = {
         "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     },
 }
-TINY_PIXELS = 32
+_TINY_PIXELS = 32
 _MEMORY = 256 * 2**20
 """Bytes of texts' vectors that a frozen text tower remembers."""
 _LIKELIEST = 10
@@ -198,6 +198,7 @@ class PictureTower(Tower):
     Attributes:
         gives: what of the last states: one vector a picture (B, d), its cells (B, n, d), or the mean embedding of the
             likeliest classes' names (B, e).
+        sides: pixels of the pictures that the encoder was made for, (H, W).
     """
 
     frozen_features: KeptStates | None = None
@@ -207,10 +208,11 @@ class PictureTower(Tower):
         self, model: nn.Module, colours: tuple[Sequence[float], Sequence[float]], middle: tuple[int, int],
         gives: Literal["vector", "cells", "names"], class_names: Tensor | None = None,
     ) -> None:  # fmt: skip
-        size = getattr(model.config, "image_size", None) or TINY_PIXELS
+        size = getattr(model.config, "image_size", None) or _TINY_PIXELS
         sides = (size, size) if isinstance(size, int) else tuple(size)
         self.gives = gives
         super().__init__(model, {"pixel_values": torch.zeros(1, 3, *sides)})
+        self.sides = sides
         self.mean, self.std = (tuple(map(float, values)) for values in colours)
         self.middle = middle
         patch = getattr(model.config, "patch_size", None)
@@ -746,7 +748,7 @@ def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
     Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
     """
     model: Any = load_tower(name, "pictures", 0)
-    side = getattr(model.config, "image_size", TINY_PIXELS)
+    side = getattr(model.config, "image_size", _TINY_PIXELS)
     if tuple(images.shape[1:3]) != (side, side):
         size = images.shape[1:3]
         raise ValueError(f"{name!r} reads pictures of {side} pixels a side, got {size}: set data.image_size")

@@ -26,7 +26,7 @@ from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
 from confed.federation.ranges import check_value
 from confed.federation.stages import Stage
-from confed.models.encoders import TINY_PIXELS, PictureTower, load_tower, normalised
+from confed.models.encoders import PictureTower, load_tower, normalised
 from confed.models.grid_features import colours_of
 from confed.models.heads import COUNT
 from confed.models.inputs import check_shape, checked_image, cropped_middle, needed, patches
@@ -339,9 +339,10 @@ class EncoderCells(Segmenter):
     def __init__(self, name: str) -> None:
         encoder = load_tower(name, "pictures", 0).requires_grad_(False)
         tower = PictureTower(encoder, colours_of(name), cropped_middle({"source": name}), "cells")
-        side = tower.middle[1] or getattr(encoder.config, "image_size", TINY_PIXELS)
+        cropped = tower.middle[1]
+        sides = (cropped, cropped) if cropped else tower.sides
         with torch.inference_mode():
-            cells = tower({"image": torch.zeros(1, 3, side, side, dtype=torch.uint8)}).shape[1]
+            cells = tower({"image": torch.zeros(1, 3, *sides, dtype=torch.uint8)}).shape[1]
         super().__init__(tower.width, cells)
         self.tower = tower
 
