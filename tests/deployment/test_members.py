@@ -1,6 +1,7 @@
 """Sites that come late are added to the one table; nothing is asked twice, and a mean over a part says so."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from led_recipe import SITES_OF, grid_of, recipe_of
 from repository import SUPPORT
 
 WARM, BOTH = SITES_OF.index("warm"), SITES_OF.index("both")
+INTERVAL = 0.01  # seconds between two questions who is here
 TABLE = ("personal", "global_seen", "global_unseen", "personal_mean", "personal_worst", "global_seen_mean")
 
 
@@ -66,7 +68,7 @@ class Federated:
 
         return run_server(
             self.recipe, self.state, FlowerTransport(self.grid), names=SITES_OF, wait=0.05, deliver=deliver,
-            timeouts=Timeouts(minimum=1, interval=0.01, away=0.0), progress=progress,
+            timeouts=Timeouts(minimum=1, interval=INTERVAL, away=0.0), progress=progress,
         )  # fmt: skip
 
     def run_without_cold_at_the_end(self) -> dict[str, Any]:
@@ -226,6 +228,7 @@ def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, killed: 
     def return_in_round_4(event: Event) -> None:
         if isinstance(event, RunProgress) and event.round == 3:
             led.back(COLD)
+            time.sleep(4 * INTERVAL)  # who is here is asked no more often than that
 
     if killed:
         with pytest.raises(Killed):
