@@ -1,5 +1,6 @@
 """Dual encoders: equality with the library, learned context, frozen features, refusals."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,38 @@ def test_a_model_without_a_text_tower_is_refused(tmp_path: Path) -> None:
     ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="it is of the kind 'vit', and dual encoders are clip, siglip"):
         create_model("clip", answers=NAMES, source=str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def pair() -> dict[str, str]:
+    folder = Path(os.environ.get("CONFED_WEIGHTS", Path(__file__).parents[3] / "shared" / "weights"))
+    if not (folder / "mobilenet_v2_imagenet").is_dir():
+        pytest.skip("no real encoders here; set CONFED_WEIGHTS to their folder")
+    return {"source": str(folder / "mobilenet_v2_imagenet"), "text": str(folder / "minilm_l3")}
+
+
+def test_a_classifier_and_a_text_encoder_compare_names(pair: dict[str, str]) -> None:
+    names = ("dog", "bird", "aeroplane")
+    model = create_model("clip", answers=names, template="{}", trainable="head", **pair).eval()
+    alone = create_model(
+        "encoders", answers=names, vocab_size=0, vision=pair["source"], labels=pair["text"], zero_shot=True
+    )
+    image = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = alone.eval()({"image": image}).logits
+        prepared = (image.float() / 255 - 0.5) / 0.5
+        # names are embedded in the precision of their file there, in float32 here
+        torch.testing.assert_close(model({"image": prepared}).logits, expected, rtol=2e-3, atol=5e-3)
+
+
+def test_context_of_a_pair_is_all_that_learns(pair: dict[str, str]) -> None:
+    model = create_model("clip", answers=NAMES, context="a photo of a", trainable="prompt", **pair)
+    plain = create_model("clip", answers=NAMES, template="a photo of a {}.", trainable="head", **pair)
+    output = model({"image": torch.zeros(1, 3, 224, 224)})
+    torch.testing.assert_close(output.logits, plain({"image": torch.zeros(1, 3, 224, 224)}).logits)
+    output.logits[0, 0].backward()
+    assert [name for name, value in model.named_parameters() if value.grad is not None] == [CONTEXT]
+    with pytest.raises(ValueError, match=r"leave model\.text empty"):
+        model.patch_features({})
+    with pytest.raises(ValueError, match="no places for them"):
+        create_model("clip", answers=NAMES, trainable="adapters", **pair)
