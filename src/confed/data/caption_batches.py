@@ -124,7 +124,11 @@ class MixedData(TableData):
                 "data.mixture must be three shares, of texts, of pictures with texts and of documents, none negative "
                 f"and one positive, got {list(mixture)}"
             )
-        self._rows, self._shares = _sources(train), tuple(mixture)
+        documents, shown = train.turns > 0, torch.ones(len(train), dtype=torch.bool)
+        if train.present is not None:
+            shown = train.present[:, MODALITIES.index("image")]
+        masks = (~shown & ~documents, shown & ~documents, documents)
+        self._rows, self._shares = tuple(mask.nonzero().flatten() for mask in masks), tuple(mixture)
         if len(train) and not any(len(rows) and s > 0 for rows, s in zip(self._rows, mixture, strict=True)):
             raise ValueError(f"data.mixture gives no share to any of a client's examples, got {list(mixture)}")
 
@@ -173,15 +177,6 @@ class MixedData(TableData):
         for prefix, kind_batch in parts:
             batch |= {f"{prefix}{name}": tensor for name, tensor in kind_batch.items() if name not in common}
         return batch
-
-
-def _sources(table: Table) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of texts alone, of pictures with texts, and of documents."""
-    documents, shown = table.turns > 0, torch.ones(len(table), dtype=torch.bool)
-    if table.present is not None:
-        shown = table.present[:, MODALITIES.index("image")]
-    masks = (~shown & ~documents, shown & ~documents, documents)
-    return tuple(mask.nonzero().flatten() for mask in masks)  # pyright: ignore[reportReturnType]
 
 
 def _endless(rows: Tensor, rng: torch.Generator) -> Iterator[int]:

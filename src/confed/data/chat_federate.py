@@ -142,7 +142,10 @@ def share_conversations(
     together = joined_groups((*record.pictures, *record.united) for record in records)
     examples, owner = _examples(records, pictures, index, options.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
-    column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
+    column = {
+        key: np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
+        for key in ("client", "place", "type", "split")
+    }
     if CLUSTER in (partition, skew):
         clusters = picture_clusters(pictures, options.clients)
         speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all
@@ -209,10 +212,6 @@ def _examples(
         annotations=people if several else None, conversations=None if plain else before,
     )  # fmt: skip
     return examples, np.array(owner, dtype=np.int64)
-
-
-def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
-    return np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
 
 
 def _owned(

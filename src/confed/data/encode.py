@@ -93,7 +93,12 @@ def encode(
     if not isinstance(examples.questions, NoTexts):
         columns["text"], columns["text_mask"] = tokenizer(examples.questions)
     if not isinstance(examples.types, NoTexts):
-        columns["type"] = _positions(examples.types, types)
+        type_of = {name: number for number, name in enumerate(types)}
+        if strange := next((kind for kind in examples.types if kind not in type_of), ""):
+            raise ValueError(
+                f"the examples that were looked at have none of the kind {strange!r}: data.types must name it"
+            )
+        columns["type"] = torch.tensor([type_of[kind] for kind in examples.types], dtype=torch.int64)
     if examples.labels is None:
         columns |= _answer_columns(examples, tokenizer, answers, outside, max(width, len(answers)))
         images = channels_first(examples.images) if images is None and regions is None else images
@@ -126,14 +131,6 @@ def _answer_columns(
     if examples.offered is not None:
         columns[OFFERED] = _offered(examples, examples.offered, answers, width)
     return columns
-
-
-def _positions(kinds: Sequence[str], types: Sequence[str]) -> Tensor:
-    """The place of each example's kind among all of them, int64 (N,)."""
-    type_of = {name: number for number, name in enumerate(types)}
-    if strange := next((kind for kind in kinds if kind not in type_of), ""):
-        raise ValueError(f"the examples that were looked at have none of the kind {strange!r}: data.types must name it")
-    return torch.tensor([type_of[kind] for kind in kinds], dtype=torch.int64)
 
 
 def _offered(examples: Examples, offered: Sequence[str], answers: Sequence[str], width: int) -> Tensor:

@@ -80,7 +80,8 @@ def few_shot(
 
     Test sets do not depend on the seed, which draws the shots.
     """
-    base = _base(pool, new)
+    count = len(pool.classes)
+    base = list(range(count if new == "none" else (count + 1) // 2))
     _check(pool, partition, clients, base, unseen)
     many = clients if partition in ("iid", "dirichlet") and not shots_in_total else 1
     domains = np.full(len(pool.labels), "all") if pool.domains is None else np.asarray(pool.domains)
@@ -152,12 +153,6 @@ def _absent(told: Mapping[str, Split], base: Sequence[str]) -> dict[str, str]:
         "not learned": f"{len(absent)} of {len(told)} clients are tested on classes of which they have no example to "
         f"learn from, at most {len(lacked)} ({client}: {', '.join(lacked[:3])}{', ...' if len(lacked) > 3 else ''})"
     }
-
-
-def _base(pool: ClassPool, new: NewClasses) -> list[int]:
-    """Positions of the classes that clients train on."""
-    count = len(pool.classes)
-    return list(range(count if new == "none" else (count + 1) // 2))
 
 
 def _drawn(

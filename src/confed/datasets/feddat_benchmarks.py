@@ -178,7 +178,9 @@ def _part(
 ) -> _Part:
     shards, shard_count = sharding
     number = crc32(name.encode())  # the same draws whichever other clients take part
-    answer_set = _answer_set(name, source, answers)
+    answer_set = frequent_answers(source.train, answers) if source.answers is None else source.answers
+    if not answer_set:
+        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
     roles = _answerable(name, source, answer_set)
     clients: dict[str, dict[str, list[Record]]] = {}
     for shard, shard_rows in enumerate(_shards(roles["train"], shards, shard_count)):
@@ -191,13 +193,6 @@ def _part(
         + f" questions; tested on its official {source.test_is} split"
     )
     return _Part(clients, answer_set, source.task, source.pictures, counts)
-
-
-def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
-    source_answers = frequent_answers(source.train, count) if source.answers is None else source.answers
-    if not source_answers:
-        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
-    return source_answers
 
 
 def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:

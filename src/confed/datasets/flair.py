@@ -11,7 +11,7 @@ them: grouped by user, with labels as joined texts (FLAIR's own) or as index pai
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -248,7 +248,10 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
         for client in clients.values():
             dealt.update(*(examples.names for examples in client.roles.values()))
         lost |= dict.fromkeys({*table.names} - dealt, "beyond max_train")
-    _leave(folder, lost, account)
+    account.counted = sum(account.rows.values()) - len(lost)
+    for record in _sources(folder)[0] if lost else ():
+        if record.name in lost:
+            account.leave(lost[record.name], record.where)
     facts |= account_facts(account)
     return FederatedDataset("flair", labels, clients, places, facts=facts, coarse=coarse, account=account)
 
@@ -257,14 +260,6 @@ def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[Label
     for record in records:
         account.count(record.file)
         yield record
-
-
-def _leave(folder: Path, lost: Mapping[str, str], account: Account) -> None:
-    """Notes pictures that are left out, and why; rows of pictures are not kept, so that the files are read again."""
-    account.counted = sum(account.rows.values()) - len(lost)
-    for record in _sources(folder)[0] if lost else ():
-        if record.name in lost:
-            account.leave(lost[record.name], record.where)
 
 
 def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:

@@ -232,7 +232,7 @@ class FinishedRun:
             self.network,
             run_data.tokenizer,
             run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
-            self._image_size(data_client),
+            self._materials.dataset.clients[data_client].train.images.shape[1],
             task,
             run_data.encoder if run_data.region_width else None,
             self.recipe.sections["data"].get("fit", "squeeze"),
@@ -291,10 +291,6 @@ class FinishedRun:
     @property
     def tokenizer(self) -> Any:
         return self._materials.tokenizer
-
-    def _image_size(self, client: str) -> int:
-        """Pixels per side of the training pictures; 0 of texts."""
-        return self._materials.dataset.clients[client].train.images.shape[1]
 
     def _shared(self, client: str | None) -> dict[str, Tensor]:
         """What a client receives of the global values; all of them for None."""

@@ -80,7 +80,11 @@ class Vilt(Heads, PatchGrid, BlockChain):
         for head in heads:
             self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
         if "nlvr2" in heads:
-            _second_picture(self.vilt)
+            types = self.vilt.embeddings.token_type_embeddings
+            if len(types.weight) == 2:
+                wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
+                self.vilt.embeddings.token_type_embeddings = wider
+                self.vilt.config.modality_type_vocab_size = 3
 
     # The steps of a pass ------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
             early=after[0][:, -patches:],
             late=after[1][:, -patches:],
             asked=after[1][:, : batch["text"].shape[1]],
-            words=self._word_embeddings.weight,
+            words=self.vilt.get_input_embeddings().weight,
         )
 
     def attention(self, batch: Batch) -> Tensor:
@@ -248,24 +252,11 @@ class Vilt(Heads, PatchGrid, BlockChain):
             prefix="the attention of ViLT in transformers takes no keys and values from outside; 'prompt' does work",
         )
 
-    @property
-    def _word_embeddings(self) -> Any:
-        return self.vilt.get_input_embeddings()
-
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
         image = checked_image(batch, self.image_size, model)
         keys = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
         return image, *checked_text(batch, len(image), longest, model, keys)
-
-
-def _second_picture(body: "ViltModel") -> None:
-    """A token type for second pictures, with the values of the first pictures' (as ViLT's authors do)."""
-    types = body.embeddings.token_type_embeddings
-    if len(types.weight) == 2:
-        wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
-        body.embeddings.token_type_embeddings = wider
-        body.config.modality_type_vocab_size = 3
 
 
 # ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------

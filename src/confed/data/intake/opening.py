@@ -123,7 +123,8 @@ def _pixels(image: Image.Image) -> np.ndarray:
     if is_animated(image):
         warnings.warn("animated pictures are read as their first frame", stacklevel=3)
     image.load()
-    image = _upright(image)
+    turn = _TURNS.get(orientation(image))
+    image = image if turn is None else image.transpose(turn)
     if image.mode in _DEEP:
         grey = _eight_bits(np.array(image), image)
         return np.repeat(grey[..., None], 3, axis=2)
@@ -152,11 +153,6 @@ def orientation(image: Image.Image) -> int:
         return int(image.getexif().get(_ORIENTATION, 1))
     except _UNREADABLE:
         return 1
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turn = _TURNS.get(orientation(image))
-    return image if turn is None else image.transpose(turn)
 
 
 def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:

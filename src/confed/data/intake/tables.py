@@ -205,7 +205,7 @@ def read_cells(
     while not given and start < len(lines) - 1 and _is_title(lines[start], lines[start + 1]):
         start, titles = start + 1, titles + 1
     delimiter = given[:1] or _delimiter(lines[start:], usual)
-    header = [_column_name(cell) for cell in _cells(lines[start], delimiter)]
+    header = [unicodedata.normalize("NFC", cell.strip()) for cell in _cells(lines[start], delimiter)]
     check_header(file, needed, [name for name in header if name])
     rows: list[tuple[int, dict[str, str]]] = []
     for row, cells in _rows(file, lines, start + 1, delimiter, len(header)):
@@ -227,10 +227,6 @@ def _is_title(line: str, following: str) -> bool:
 
 def _filled(line: str, delimiter: str) -> int:
     return sum(bool(cell.strip()) for cell in _cells(line, delimiter))
-
-
-def _column_name(cell: str) -> str:
-    return unicodedata.normalize("NFC", cell.strip())
 
 
 def _delimiter(lines: Sequence[str], usual: str) -> str:

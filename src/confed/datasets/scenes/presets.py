@@ -225,11 +225,6 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def make_task(client: str, role: str, number: int, knobs: Knobs) -> Made:
-    """``number`` examples of one client's task."""
-    return _MAKERS[client](client, role, number, knobs)
-
-
 def _vqa(client: str, role: str, number: int, knobs: Knobs, families: tuple[str, ...] = FAMILIES) -> Made:
     return make(World(families=families), role, number, knobs, client, stream=f"task {client}")
 
@@ -542,7 +537,7 @@ def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
 def _task(knobs: Knobs) -> Clients:
     made: Clients = {}
     for name in TASK_CLIENTS:
-        made[name] = {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES}
+        made[name] = {role: _MAKERS[name](name, role, knobs.size(role), knobs) for role in ROLES}
     return made
 
 
