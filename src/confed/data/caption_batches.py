@@ -54,11 +54,7 @@ def text_masks(batch: Batch) -> list[tuple[str, Tensor]]:
 
 
 def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The tokens that follow another one of their text, row after row and part after part.
-
-    Returns:
-        Token ids (M,), and which of the batch's rows they are in (M,), both int64.
-    """
+    """The tokens that follow another one of their text (M,), and which of the batch's rows they are in (M,), int64."""
     tokens: list[Tensor] = []
     rows: list[Tensor] = []
     before = 0
@@ -108,11 +104,6 @@ class MixedData(TableData):
     batch; here the shares are of examples. In every batch, the share of each source in all rows so far is as near to
     its own as whole examples allow; sources that a client does not have leave their share to the others. A source's
     rows come in random order, and again in another one when all have come. An epoch has as many rows as the client.
-
-    In a batch of one source keys are as of any batch. Of several sources, those of texts alone begin with ``texts.``
-    and those of documents with ``documents.``; ``index``, ``label`` and ``type`` are of all rows, source by source.
-    Rows of one source may have several sets of modalities, such as documents of which some have no picture of their own
-    or have lost it: each set then has keys of its own (:func:`confed.data.caption_batches.groups` reads them all).
     """
 
     samples_rows = False

@@ -30,10 +30,7 @@ _GRID = 4
 
 
 def picture_features(pictures: np.ndarray | Pictures) -> np.ndarray:
-    """Mean and spread of the colours in the cells of a 4 x 4 grid, standardised, float64 (M, 96).
-
-    A picture that cannot be read has the mean of all others.
-    """
+    """Mean and spread of the colours in 4 x 4 cells, standardised, float64 (M, 96); the mean where unreadable."""
     features = np.stack([_features(pictures, row) for row in range(len(pictures))])
     readable = features[~np.isnan(features).any(axis=1)]
     if not len(readable):

@@ -57,11 +57,7 @@ class SharedTexts:
 
 
 class SharedPictures:
-    """Tables of pictures as tensors, each made once; examples often share one.
-
-    Args:
-        optional: whether there may be no pictures.
-    """
+    """Tables of pictures as tensors, each made once; examples often share one."""
 
     def __init__(self, *, optional: bool) -> None:
         self._optional = optional
@@ -185,12 +181,7 @@ def _tensor(index: np.ndarray | None) -> Tensor | None:
 
 
 def with_captions(table: Table, examples: Examples, tokenizer: Tokenizer, turns: int) -> Table:
-    """A table of examples with reference captions and preceding turns.
-
-    Captions are under ``references``, uint8 (N, R, K): UTF-8, 0 behind each.
-
-    Raises ``ValueError``: a text is too long for the model.
-    """
+    """A table of examples with reference captions, ``references``, uint8 (N, R, K), UTF-8, and preceding turns."""
     columns = dict(table.columns)
     if examples.captions is not None:
         columns["references"] = pack_texts(examples.captions)

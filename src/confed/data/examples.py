@@ -42,11 +42,7 @@ class Source:
 
 
 class TableData:
-    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`.
-
-    Attributes:
-        known: largest share of labels that are known in training, drawn anew in every epoch.
-    """
+    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
 
     deterministic = True
     samples_rows = True
@@ -153,12 +149,7 @@ __all__ = [
 
 
 class Turn(NamedTuple):
-    """A piece of what stands before an example: a picture, a text, or a picture with the text behind it.
-
-    Attributes:
-        picture: number in the picture table; -1 if there is none.
-        text: empty if there is none.
-    """
+    """A picture (its number in the table, or -1), a text (or empty), or both, before an example."""
 
     picture: int
     text: str

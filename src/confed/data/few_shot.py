@@ -34,17 +34,7 @@ Offer = Literal["base", "own"]
 
 @dataclass(frozen=True)
 class ClassPool:
-    """All N pictures of a classification set, before they are shared out.
-
-    Attributes:
-        name: the dataset's registered name.
-        classes: names of the C classes.
-        images: uint8 pictures, shape (N, H, W, 3), in memory or read when they are asked for.
-        labels: positions of the pictures' classes, int64, shape (N,).
-        roles: "train", "val" or "test" of every picture, shape (N,).
-        names: identifiers, stable across runs, N.
-        domains: the domain of every picture, shape (N,); None where there is one only.
-    """
+    """All N pictures of a classification set, with labels int64 (N,), before they are shared out."""
 
     name: str
     classes: tuple[str, ...]

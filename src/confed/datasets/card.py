@@ -46,15 +46,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class CardClient:
-    """Description of a client in a dataset card.
-
-    Attributes:
-        answers: its own answers, in order, where clients do not share all of them.
-        task: its own task; empty for the recipe's.
-        modalities: what it owns; empty where all examples are pictures with questions.
-        consent: who consented to its part, when, to which policy, under the site's signature
-            (:mod:`confed.deployment.consent`); empty where nobody has.
-    """
+    """Description of a client in a dataset card."""
 
     answers: tuple[str, ...] = ()
     task: str = ""

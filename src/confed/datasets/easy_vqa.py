@@ -145,12 +145,7 @@ def question_type(question: str, answer: str) -> str:
 
 
 def foreground(picture: np.ndarray) -> np.ndarray:
-    """Mean colour of what stands out from the background (the most frequent colour of the border).
-
-    Returns:
-        Mean over pixels that differ by more than 40 of 255 in some channel (the whole picture if none does),
-        float64, shape (3,).
-    """
+    """Mean colour of what differs from the most frequent colour of the border by more than 40, float64 (3,)."""
     border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
     values, counts = np.unique(border, axis=0, return_counts=True)
     background = values[counts.argmax()].astype(np.int64)

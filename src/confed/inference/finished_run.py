@@ -61,11 +61,7 @@ class TrainedModel:
 
     @property
     def head(self) -> str:
-        """The head that answers.
-
-        "answers"; "nlvr2", which judges a statement about two pictures; "entailment", which judges one about a picture;
-        "choice", which chooses among texts that come with the question.
-        """
+        """The head that answers."""
         return task_spec(self.task).head
 
     def __call__(self, batch: Batch) -> Output:

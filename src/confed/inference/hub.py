@@ -231,11 +231,7 @@ def hub_credentials(name: HubName) -> None:
 
 
 def publish(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
-    """Upload of an export into a model repository, which is made if it is missing; returns the commit's address.
-
-    Global, personal and backbone files of an earlier export that the new one lacks are removed in the same commit; the
-    repository's history keeps them.
-    """
+    """Upload of an export into a model repository, which is made if it is missing; returns the commit's address."""
     from huggingface_hub import HfApi
 
     if not (folder / FACTS).is_file():

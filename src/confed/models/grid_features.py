@@ -132,11 +132,7 @@ _CHUNK = 512
 
 
 def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
-    """The regions of pictures.
-
-    Returns:
-        Features (M, 16, 64) and the boxes of the cells, both float32.
-    """
+    """The regions of pictures: features (M, 16, 64) and the boxes of the cells, both float32."""
     if isinstance(images, NoPictures):
         raise ValueError("grid features are made from pictures, and the dataset has none")
     model = _encoder()

@@ -40,15 +40,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the preparation.
-
-    Attributes:
-        threshold: least probability of a picture's category.
-        answers: size of the answer vocabulary.
-        max_missing: largest share of pictures that may be missing, and of those without a prediction.
-        train_cap: most training questions per scene, drawn at random; None: all.
-        questions: GQA's balanced questions, or all.
-    """
+    """Options of the preparation."""
 
     threshold: Annotated[float, SHARE] = 0.5
     answers: Annotated[int, AT_LEAST_ONE] = 1642

@@ -50,11 +50,7 @@ _OTHERS = (
 
 
 def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarray:
-    """One picture, decoded to the last row, as a viewer shows it.
-
-    Returns:
-        uint8, shape (H, W, 3).
-    """
+    """One picture, decoded to the last row, as a viewer shows it: uint8, shape (H, W, 3)."""
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if isinstance(source, Image.Image):
@@ -76,10 +72,7 @@ def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarra
 
 
 def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
-    """Width and height of a picture as it will be read, and what is special about it, from its header.
-
-    None: the header cannot be read.
-    """
+    """Size of a picture as it will be read, and what is special about it, by its header; None if unreadable."""
     try:
         with Image.open(file, formats=formats()) as image:
             turned = orientation(image)

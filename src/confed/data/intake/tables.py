@@ -26,10 +26,7 @@ from confed.data.refusals import check_choice, existing, expecting, library, ref
 
 
 def read_jsonl(file: Path, keys: Collection[str] = (), *, strict: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one JSON object a line, with the numbers of their lines; empty lines are left out.
-
-    Of published files the encoding is strict; people's own may be of Windows.
-    """
+    """The objects of a file with one JSON object a line, with the numbers of their lines; empty lines are left out."""
     with _opened(file, strict) as lines, expecting(file, "UTF-8 text", UnicodeDecodeError):
         for row, line in enumerate(lines, start=1):
             if not line.strip():
@@ -84,12 +81,7 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of a file.
-
-    Attributes:
-        rows: each row's number and its cells by column, without blank cells of tables.
-        how_read: how the file is read, where that is not as usual; else empty.
-    """
+    """The rows of a file."""
 
     file: Path
     rows: Sequence[tuple[int, Any]]

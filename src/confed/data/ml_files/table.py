@@ -156,10 +156,7 @@ def build_table(
     *,
     level: Literal["labels", "fine"] = "labels",
 ) -> dict[str, MultiLabelTable]:
-    """Records as tables, one per split, with the rows of each user together.
-
-    Rows keep their order within a user, users that of their first row. Records are taken one by one.
-    """
+    """Records as tables, one per split, with the rows of each user together."""
     numbers: dict[str, int] = {}
     if labels is not None:
         _check_distinct(labels)
