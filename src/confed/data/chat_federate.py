@@ -139,10 +139,9 @@ def share_conversations(
     together = joined_groups((*record.pictures, *record.united) for record in records)
     examples, owner = _examples(records, pictures, index, options.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
-    column = {
-        key: np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
-        for key in ("client", "place", "type", "split")
-    }
+    column: dict[str, np.ndarray] = {}
+    for key in ("client", "place", "type", "split"):
+        column[key] = np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
     if CLUSTER in (partition, skew):
         clusters = picture_clusters(pictures, options.clients)
         speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all

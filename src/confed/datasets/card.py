@@ -374,7 +374,10 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
         tables = parts[0].tables
         _check_equal("kinds of examples", bool(dataset.kinds), bool(card.types))
         _check_equal("texts and pictures", (tables["text"], tables["image"]), (card.texts, card.picture is not None))
-    sizes = {(int(shape[1]), int(shape[2])) for shape in (e.images.shape for e in parts) if len(shape) > 2 and shape[1]}
+    sizes: set[tuple[int, int]] = set()
+    for shape in (examples.images.shape for examples in parts):
+        if len(shape) > 2 and shape[1]:
+            sizes.add((int(shape[1]), int(shape[2])))
     if sizes and card.picture is not None and card.picture not in sizes:
         _check_equal("height and width of pictures", min(sizes), card.picture)
     if labelled:
