@@ -200,7 +200,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
             early=after[0][:, -patches:],
             late=after[1][:, -patches:],
             asked=after[1][:, : batch["text"].shape[1]],
-            words=self.vilt.get_input_embeddings().weight,
+            words=self._word_embeddings.weight,
         )
 
     def attention(self, batch: Batch) -> Tensor:
@@ -248,6 +248,10 @@ class Vilt(Heads, PatchGrid, BlockChain):
             prompts={"text": width, "visual": width},
             prefix="the attention of ViLT in transformers takes no keys and values from outside; 'prompt' does work",
         )
+
+    @property
+    def _word_embeddings(self) -> Any:
+        return self.vilt.get_input_embeddings()
 
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
