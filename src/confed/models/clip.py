@@ -78,10 +78,7 @@ class ClassTexts:
         return self._padded([template.format(name) for name in self.names], 0)
 
     def with_room(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L).
-
-        The places hold the name's first token; what they are is replaced.
-        """
+        """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L)."""
         return self._padded([f"{name}." for name in self.names], tokens)
 
     def _padded(self, texts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
@@ -407,10 +404,7 @@ class DualEncoder(Chain, Finetunable):
             return self._encoded(ids, mask)
 
     def handwritten_features(self, classes: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`.
-
-        Computed once where nothing in the text tower learns; otherwise with gradients, at every call.
-        """
+        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         frozen = not any(p.requires_grad for n, p in self.named_parameters() if n.startswith("body.text_"))
         if not frozen:
             return self._ensemble(classes.cpu())

@@ -87,15 +87,7 @@ class _Reached(Exception):  # no error: it ends a pass at a block
 
 
 class Tower(nn.Module):
-    """An encoder of ``transformers`` whose blocks can be left out or stopped at.
-
-    Attributes:
-        model: the encoder.
-        blocks: its blocks, from input to output; none where its pass cannot be cut between them.
-        widths: features of each block's output.
-        planes: whether these are planes (B, d, h, w).
-        width: features of its last states.
-    """
+    """An encoder of ``transformers`` whose blocks can be left out or stopped at."""
 
     def __init__(self, model: nn.Module, probe: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -194,11 +186,6 @@ class PictureTower(Tower):
 
     On a CPU frozen stages compute one picture at a time: the same bits in any batch, and less than half of the time
     (29 against 75 ms a picture of 224 pixels in batches of 32, MobileNetV2 on one core).
-
-    Attributes:
-        gives: what of the last states: one vector a picture (B, d), its cells (B, n, d), or the mean embedding of the
-            likeliest classes' names (B, e).
-        sides: pixels of the pictures that the encoder was made for, (H, W).
     """
 
     frozen_features: KeptStates | None = None
@@ -594,10 +581,7 @@ def _mixer(width: int, layers: int, dropout: float) -> nn.Module:
 
 
 def load_tower(name: str, reads: Reads, seed: int, vocab_size: int = 0, *, classifies: bool = False) -> nn.Module:
-    """An encoder with its published weights, float32, in evaluation mode; of a model of both, the one that reads these.
-
-    With ``classifies`` a classifier with its head.
-    """
+    """An encoder with its published weights, float32, in evaluation mode; of two, the one that reads these."""
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
     key, part, option = {
@@ -747,10 +731,7 @@ def mean_name(scores: Tensor, names: Tensor) -> Tensor:
 
 
 def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
-    """Pictures as regions, the cells of a frozen picture encoder: features (M, n, d) and boxes (M, n, 4).
-
-    Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
-    """
+    """Pictures as regions, the cells of a frozen picture encoder: features (M, n, d) and boxes (M, n, 4)."""
     model: Any = load_tower(name, "pictures", 0)
     side = getattr(model.config, "image_size", _TINY_PIXELS)
     if tuple(images.shape[1:3]) != (side, side):
