@@ -332,11 +332,7 @@ class FedDAT(FisherWeighted):
         return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
 
     def _hold_anchor(self, client: Client) -> None:
-        """Copy of the received values into an adapter that is neither trained, nor stored, nor sent.
-
-        The workspace gets it with the first training and not in :meth:`add_modules`: the federation does not know its
-        tensors, and what they held before means nothing.
-        """
+        """The received values in an adapter not trained, stored or sent, made with the first training."""
         bank = adapters_of(client.model, "FedDAT")
         if ANCHOR not in bank.names:
             bank.add(ANCHOR, torch.Generator().manual_seed(0))

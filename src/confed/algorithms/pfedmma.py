@@ -96,11 +96,7 @@ class PFedMMA(FisherWeighted):
 
 
 def _places(model: nn.Module, adapters: tuple[str, ...], tied: bool) -> list[tuple[str, nn.Module]]:
-    """The adapters in the model's order, each with its number within its tower, or within the model.
-
-    A tower is what comes before the number of a block in names: ``vilt.encoder.layer`` of
-    ``vilt.encoder.layer.3.output.adapter``. Modules without such a number are one tower together.
-    """
+    """The adapters in the model's order, each with its number within its tower (the name before a block's number)."""
     counts: dict[str, int] = {}
     places: list[tuple[str, nn.Module]] = []
     for name, module in cast(Iterable[tuple[str, nn.Module]], model.named_modules()):

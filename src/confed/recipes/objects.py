@@ -83,10 +83,7 @@ def _model(module: nn.Module) -> Any:
 
 
 def digest_of(value: object) -> str:
-    """Digest of the values in an object, 8 hexadecimal digits.
-
-    Pictures that are read when they are asked for count by their number and size.
-    """
+    """Digest of an object's values, 8 hexadecimal digits; of lazy pictures their number and size count."""
     hasher = hashlib.blake2b(digest_size=4)
     _add(hasher, value, {})
     return hasher.hexdigest()

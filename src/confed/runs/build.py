@@ -168,11 +168,7 @@ def simulation_of(
 
 
 def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:
-    """Number of clients that train in a round, or at any time, out of those present; settings of asynchronous rounds.
-
-    Where clients send nothing there is nothing to wait for: beside methods with asynchronous rounds, a round of theirs
-    is one of as many clients as the buffer holds, so that clients train equally often.
-    """
+    """Clients that train in a round, or at any time, out of those present; settings of asynchronous rounds."""
     if not run.async_.buffer:
         return run.cohort_size, None
     if algorithm.traits.centralised or not algorithm.traits.communicates:

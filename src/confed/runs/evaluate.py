@@ -298,10 +298,7 @@ def widest(places: Mapping[str, TableData]) -> list[str]:
 
 
 def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:
-    """Restriction of examples to a set of modalities, as scalars of the action ``examine``.
-
-    What its owner does not have its model has never learned to read.
-    """
+    """Restriction of examples to a set of modalities, as scalars of the action ``examine``."""
     present = set(chain.from_iterable(sets_at(data)))
     left = [name for name in MODALITIES if name in present and name in owned]
     if not owned or len(left) == len(present):

@@ -365,10 +365,7 @@ def open_sweep(
     judged: Mapping[str, Any] | None = None,
     models_from: Recipe | None = None,
 ) -> Sweep:
-    """A new sweep with its studies, or an existing one with further values, models, methods and seeds.
-
-    All studies are opened before a run is started, so that what does not fit is said at once.
-    """
+    """A new sweep with all its studies, or an existing one with further values, models, methods and seeds."""
     if kind_of(root) == "sweep":
         before = read_sweep(root)
         if (before.recipe, before.over, before.by) != (sweep.recipe, sweep.over, sweep.by):
@@ -465,11 +462,7 @@ def grid_of(
     gates: bool = False,
     **rows: Any,
 ) -> Grid:
-    """The grid that a command asks for: ``rows`` are the further fields of :class:`Grid`.
-
-    It goes over ``over``, else over the one override with several values, else over ``models``, or over the rounds that
-    a benchmark's gates ask for; a fault is a ValueError.
-    """
+    """The grid that a command asks for, whose axis may be an override with several values, or models, or gates."""
     overrides = list(overrides)
     several = [text for text in overrides if _has_several_values(text)]
     if not over and len(several) == 1 and not gates:

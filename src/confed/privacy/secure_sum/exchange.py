@@ -168,10 +168,7 @@ def _unmask(client: Client, message: Message) -> Message:
 
 
 def _once(client: Client, member: Member, step: str, what: bytes = b"") -> None:
-    """A step is taken once with the same keys, whatever state a server has the client go back to.
-
-    Two vectors behind one mask tell their difference, and shares for two sets of survivors both secrets of a client.
-    """
+    """A step is taken once with the same keys: two vectors behind one mask tell their difference."""
     if client.journal is not None:
         client.journal.use(step.encode() + member.mask_key, what)
 

@@ -215,10 +215,7 @@ def in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def bytes_up(run: RunResults) -> float | None:
-    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
-
-    What travels after the last round (fine-tuning, say) is not counted.
-    """
+    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown."""
     rounds = run.records.by_round(TRAINING, "bytes_up").items()
     return average(list(chain.from_iterable(of.values() for number, of in rounds if number <= run.records.reached)))
 
