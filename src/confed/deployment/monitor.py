@@ -66,14 +66,11 @@ class RunStatus:
             elif isinstance(event, Note | Caution):
                 self._news.appendleft({"time": _now(), "level": _level(event), "text": event.text})
             elif isinstance(event, RunProgress):
-                self._note_round(event)
-
-    def _note_round(self, event: RunProgress) -> None:
-        self._progress = event
-        self._epsilon = self._epsilon if event.epsilon is None else event.epsilon
-        if event.loss is not None:
-            self._losses[event.round] = event.loss
-            self._first = self._first or (event.round, time.monotonic())
+                self._progress = event
+                self._epsilon = self._epsilon if event.epsilon is None else event.epsilon
+                if event.loss is not None:
+                    self._losses[event.round] = event.loss
+                    self._first = self._first or (event.round, time.monotonic())
 
     def seconds_left(self) -> float | None:
         """Seconds to the last round at the pace so far; None before two rounds have ended."""

@@ -170,7 +170,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return _written(section, _values(section, value))
     if isinstance(value, str):
         return {"name": value}
-    if _is_constructor(section, value):
+    if isfunction(value) or (isinstance(value, type) and (section != "algorithm" or issubclass(value, Algorithm))):
         return {"name": _name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
@@ -197,12 +197,6 @@ def _is_object(section: str, value: Any) -> bool:
     if section == "model":
         return isinstance(value, nn.Module)
     return section == "data" and (isinstance(value, FederatedDataset) or is_table(value))
-
-
-def _is_constructor(section: str, value: Any) -> bool:
-    if isinstance(value, type):
-        return section != "algorithm" or issubclass(value, Algorithm)
-    return isfunction(value)
 
 
 def _name(section: str, constructor: Callable[..., Any]) -> str:

@@ -90,7 +90,9 @@ def examine(
     seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]
     unseen = [name for name, data in run_data.unseen.items() if name in setup.observers and len(data.tables[2])]
     if len(seen) < len(run_data.clients):
-        examined.notes.append(_without_tests(sorted(set(run_data.clients) - set(seen))))
+        names = sorted(set(run_data.clients) - set(seen))
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        examined.notes.append(f"left out, for want of test examples: {names[:LISTED]}{more}")
     if len(seen) > MOST:
         examined.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
     seen = evenly(seen, MOST)
@@ -240,11 +242,6 @@ def _with_controls(
         examined.controls.setdefault((key[0], key[2]), {})[control] = rows
     if not jobs and "all" not in examined.without_controls:
         examined.without_controls["all"] = "no place has test examples with different inputs of any modality"
-
-
-def _without_tests(names: Sequence[str]) -> str:
-    some = f"{names[:LISTED]}" + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
-    return f"left out, for want of test examples: {some}"
 
 
 def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) -> list[str]:

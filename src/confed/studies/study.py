@@ -405,7 +405,7 @@ class Grid:
         for point in self.points:
             recipe, used = self.rows(point.overrides)
             if MODELS in point.settings:
-                recipe = _with_model(recipe, point.settings[MODELS])
+                recipe = recipe.with_model(point.settings[MODELS]).with_rows(recipe.methods)
             recipes[point.folder] = with_references(recipe) if self.gates else recipe, used
         every: list[list[tuple[Any, ...]]] = []
         for recipe, _ in recipes.values():
@@ -503,18 +503,13 @@ def _has_several_values(text: str) -> bool:
     return False
 
 
-def _with_model(recipe: Recipe, row: str) -> Recipe:
-    """The study of one model, with the recipe's rows."""
-    return recipe.with_model(row).with_rows(recipe.methods)
-
-
 def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
     """Check that models of earlier commands were run with the present settings, so that no table mixes data."""
     for row in rows:
         before = study_in(root / row)
         if before is None or (row not in recipe.models and row not in models.names()):
             continue
-        now = _with_model(recipe, row)
+        now = recipe.with_model(row).with_rows(recipe.methods)
         for method in before.recipe.methods:
             if method in now.methods:  # seeds may differ: runs are compared seed by seed
                 recipe_before, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before.recipe, now))
