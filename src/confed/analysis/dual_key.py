@@ -160,7 +160,8 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
 
     def line(label: str, kind: str, members: Sequence[Opened]) -> tuple[Cell, ...]:
         values = [_accuracy(members, "clean")]
-        values += [average([row.success[variant] for row in members]) for variant in VARIANTS]
+        for variant in VARIANTS:
+            values.append(average([row.success[variant] for row in members]))
         values += [_accuracy(members, variant) for variant in VARIANTS if variant != "clean"]
         return (Cell(label), Cell(kind), *map(percent_cell, values))
 
