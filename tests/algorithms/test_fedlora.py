@@ -1,4 +1,4 @@
-"""The policy on the two factors of LoRA: what is exact, what travels, and who holds what."""
+"""Policies on the two factors of LoRA, pFedMMA's too: what is exact, what travels, and who holds what."""
 
 import copy
 from dataclasses import replace

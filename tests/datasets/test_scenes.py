@@ -1,4 +1,4 @@
-"""The benchmark as a dataset: determinism, splits, floors, presets, errors."""
+"""The benchmark as a dataset: determinism, splits, presets, parts, own answers, classes, descriptions, errors."""
 
 import colorsys
 import hashlib

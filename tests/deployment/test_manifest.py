@@ -1,4 +1,4 @@
-"""What a coordinator signs, and what a site refuses: every change on the way, and what nobody signed."""
+"""What authority and coordinator sign, and what a site refuses: changes on the way, and bad signatures."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What holds of every small model: values from the seed, rows on their own, parts of a pass, what learns, refusals."""
+"""Every small model: values from the seed, rows on their own, parts of a pass, variants, picture sizes, refusals."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""Kinds of finetuning on ViLT: what learns, how many values, and that the start is the backbone."""
+"""Kinds of finetuning on ViLT: what learns, how many values, adapters, and that the start is the backbone."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""VAuLT: BERT's last states in place of ViLT's word embeddings, against the two library models put together."""
+"""VAuLT against the two library models put together, MMFed's model and MAGNETO against computations by hand."""
 
 import copy
 import math

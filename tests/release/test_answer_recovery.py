@@ -1,4 +1,4 @@
-"""The audit of what v_APN says about answers: each step of the attack by itself, and on a toy that is cut in two."""
+"""Audits of what v_APN and gradients say of answers and pictures: the attacks by their steps, on toys and runs."""
 
 import math
 

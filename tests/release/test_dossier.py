@@ -1,4 +1,4 @@
-"""Dossiers of real small runs: what is found, what is not, and how it is sealed, judged and said."""
+"""Dossiers of real small runs and of federations: what is found, sealed, judged and said, and their figures."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Odd picture files as people have them, made by code: known pixels, or one line with the file and the remedy."""
+"""Odd picture files as people have them: known pixels, the size models want, or one line with the remedy."""
 
 import ast
 import io
