@@ -198,13 +198,13 @@ def _steps(
 
 
 def step_batches(
-    client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False
+    client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False, at_once: int = 1
 ) -> Iterator[list[Batch]]:
-    """Batches of each step of a round, those whose gradients are accumulated together."""
+    """Batches of each step of a round, those whose gradients are accumulated together; or of several steps in one."""
     local = client.local
 
     def of_epoch(epoch: int) -> Iterator[list[Batch]]:
-        batches = (b for b in training_batches(client, f"{order}/{epoch}") if not (pairs and rows(b) == 1))
+        batches = (b for b in training_batches(client, f"{order}/{epoch}", at_once) if not (pairs and rows(b) == 1))
         while group := list(islice(batches, local.accumulate)):
             yield group
 
