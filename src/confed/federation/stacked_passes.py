@@ -149,8 +149,8 @@ class JointBatch:
         """Each client's batch."""
         if self.given:
             return self.given
-        parts = {name: tensor.chunk(self.clients) for name, tensor in self.batch.items()}
-        return [{name: of_clients[place] for name, of_clients in parts.items()} for place in range(self.clients)]
+        rows = zip(*(tensor.chunk(self.clients) for tensor in self.batch.values()), strict=True)
+        return [dict(zip(self.batch, of_client, strict=True)) for of_client in rows]
 
 
 class StackedPasses:
