@@ -30,8 +30,15 @@ from confed.prepare.pretraining.captions import ANSWERS as MATCHES
 from confed.prepare.pretraining.captions import KINDS, CaptionLearner, captioned_scenes
 from confed.prepare.pretraining.chat import CAPTION, QUESTIONS, ChatLearner, captions, trained_processor, word_ids
 from confed.prepare.pretraining.dual import DualLearner, coloured_things_told
-from confed.prepare.pretraining.labels import LABELS, CellNames, macro_average_precision, public_pictures
-from confed.prepare.pretraining.tags import Tagger, cell_targets, tag_words
+from confed.prepare.pretraining.tags import (
+    LABELS,
+    CellNames,
+    Tagger,
+    cell_targets,
+    macro_average_precision,
+    public_pictures,
+    tag_words,
+)
 from confed.tasks.generation import Generation
 
 # Initial values from the packaged vilt_mini where a mini has the same parts -----------------------------------
