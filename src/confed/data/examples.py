@@ -64,6 +64,11 @@ class TableData:
         """What is drawn anew in every epoch; see :class:`confed.federation.protocols.ClientData`."""
         return ("known",) if self.known else ()
 
+    @property
+    def row_bytes(self) -> int:
+        """See :class:`confed.federation.protocols.RandomAccess`."""
+        return self._read[0].row_bytes if self.samples_rows and not self.known else 0
+
     def masked(self, known: float) -> "TableData":
         """The same with a largest share of known labels in training."""
         other = copy(self)

@@ -124,6 +124,15 @@ class Table:
         """Whether any rows may be one batch, of which each tensor can be gathered when it is read."""
         return self.present is None and "image_count" not in self.columns
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a batch, where no tensor is as long as the longest of the batch needs; else 0."""
+        others = (self.regions, self.targets, self.labels, self.sounds, self.series)
+        if not self.by_rows or self.image_index.ndim > 1 or any(stored is not None for stored in others):
+            return 0
+        held = [*self.columns.values(), *(() if self.images is None else (self.images,))]
+        return sum(tensor[:1].nbytes for tensor in held if isinstance(tensor, Tensor))
+
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """The given rows as one batch, with their numbers under ``index``, without keys of modalities that they lack.
 
@@ -162,6 +171,9 @@ class Table:
 
     def row_batches(self, order: Tensor, batch_size: int, source: object) -> Iterator[RowBatch]:
         """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read."""
+        if len(order) <= batch_size:
+            yield from [RowBatch(source, order, self._gathers(order))] if len(order) else ()
+            return
         row_bytes = [column.nbytes // max(len(column), 1) for column in self.columns.values()]
         batches = max(1, BLOCK_BYTES // max([batch_size, *(batch_size * size for size in row_bytes)]))
         for block in order.split(batches * batch_size):

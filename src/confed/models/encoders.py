@@ -300,11 +300,8 @@ class PictureTower(Tower):
         return states[:, 0] if has_class_token else plane.mean((2, 3))
 
     def _named(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Mean over the likeliest classes of their names' embeddings, by their probabilities."""
         table: Any = self.class_names
-        best = self.model(**inputs).logits[:, -len(table) :].softmax(1).topk(min(_LIKELIEST, len(table)))
-        weights = best.values / best.values.sum(1, keepdim=True)
-        return (weights.unsqueeze(2) * table[best.indices]).sum(1)
+        return mean_name(self.model(**inputs).logits, table)
 
 
 class TextTower(Tower):
@@ -724,6 +721,13 @@ def embed_names(classifier: Any, encoder: str) -> Tensor:
     """Embeddings of the names of a classifier's classes, (K, e); a class 0 called "background" is left out."""
     names = [str(classifier.config.id2label[number]).split(",")[0] for number in sorted(classifier.config.id2label)]
     return F.normalize(sentence_encoder(encoder)(names[1:] if names[0] == "background" else names), dim=1)
+
+
+def mean_name(scores: Tensor, names: Tensor) -> Tensor:
+    """ConSE: mean (B, e) over the likeliest classes of their names' embeddings (K, e), by their probabilities."""
+    best = scores[:, -len(names) :].softmax(1).topk(min(_LIKELIEST, len(names)))
+    weights = best.values / best.values.sum(1, keepdim=True)
+    return (weights.unsqueeze(2) * names[best.indices]).sum(1)
 
 
 def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
