@@ -321,12 +321,7 @@ MINIS: Mapping[str, Mini] = {
 def pretrain(
     model: str, out: Path | str, *, threads: int = 1, progress: bool = True, **changes: float
 ) -> dict[str, float]:
-    """Pretraining of a mini backbone, whose weights are written.
-
-    After every epoch the weights so far go to ``out`` and the whole training state beside it, to
-    ``<out>.state``; the same call after an interruption continues there and ends with the same weights. The
-    state is removed at the end.
-    """
+    """Pretraining of a mini backbone, whose weights are written."""
     check_choice("model", model, MINIS)
     check_distinct("settings", list(changes), Settings._fields)
     mini = MINIS[model]
