@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from statistics import mean
 
-from confed.metrics.equivalence import tost
+from confed.metrics.statistics import tost
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from confed.unlearning.exact import Approximation, forget

@@ -15,8 +15,7 @@ import numpy as np
 
 from confed.metrics.label_resampling import resampled_class_precision, resampled_overall_f1
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
-from confed.metrics.resampling import bootstrap_of
-from confed.metrics.statistics import paired_t, wilcoxon
+from confed.metrics.statistics import bootstrap_of, paired_t, wilcoxon
 from confed.metrics.stratified import flip_interval, macro_mean, sign_flip
 
 PATTERNS: Mapping[str, Sequence[int]] = {

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from confed.data.sounds import Sounds, resample, sounds_of
-from confed.data.time_series import Series
+from confed.data.sounds import Series, Sounds, resample, sounds_of
 
 
 def test_a_batch_holds_waveforms_with_zeros_behind_them() -> None:

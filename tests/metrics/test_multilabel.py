@@ -6,11 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confed.metrics import label_arrays, multilabel
-from confed.metrics.binned_precision import bin_counts, binned_average_precision, flair_metrics
+from confed.metrics import multilabel
 from confed.metrics.multilabel import (
     LabelCounts,
+    bin_counts,
+    binned_average_precision,
     class_average_precision,
+    flair_metrics,
     label_counts,
     mean_over_classes,
     multilabel_metrics,
@@ -166,7 +168,6 @@ def test_the_size_of_the_blocks_changes_nothing(monkeypatch):
     scores, truth = rng.random((40, 6)).round(2), rng.random((40, 6)) < 0.3
     mask = rng.random((40, 6)) < 0.8
     expected = [multilabel_metrics(scores, truth, mask, top=3), flair_metrics(scores, truth, mask)]
-    monkeypatch.setattr(label_arrays, "BLOCK", 7)
     monkeypatch.setattr(multilabel, "BLOCK", 7)
     found = [multilabel_metrics(scores, truth, mask, top=3), flair_metrics(scores, truth, mask)]
     for a, b in zip(found, expected, strict=True):

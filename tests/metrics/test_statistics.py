@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from confed.metrics.equivalence import tost
 from confed.metrics.fairness import across_clients, hurt
 from confed.metrics.label_resampling import draws, resampled_class_precision, resampled_overall_f1
 from confed.metrics.multilabel import class_average_precision, label_counts
-from confed.metrics.resampling import bootstrap_of
 from confed.metrics.statistics import (
+    bootstrap_of,
     detectable,
     holm,
     mean,
     paired_t,
     smallest_p,
+    swap_test,
+    tost,
     wilcoxon,
 )
 from confed.metrics.stratified import LEAST_EXAMPLES, Strata, flip_interval, macro_mean, sign_flip
-from confed.metrics.swaps import swap_test
 from repository import script_module
 
 A = [71.2, 70.1, 73.5, 69.8, 72.4, 74.0]

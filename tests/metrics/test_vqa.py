@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from confed.metrics.texts import anls, edits, squad_words, token_f1
+from confed.metrics.captions import anls, edits, squad_words, token_f1
 from confed.metrics.vqa import normalise_answer, soft_targets, vqa_accuracy
 
 

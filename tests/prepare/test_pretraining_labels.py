@@ -15,7 +15,7 @@ from confed.models.ctran import ctran_mini
 from confed.models.pretrained import States, describe, weights_file
 from confed.models.resnet import resnet_multilabel_mini
 from confed.prepare.pretraining import MINIS, accuracy
-from confed.prepare.pretraining.labels import EMPTY, LABELS, CellNames, macro_average_precision, public_pictures
+from confed.prepare.pretraining.tags import EMPTY, LABELS, CellNames, macro_average_precision, public_pictures
 
 
 def test_labels_are_the_words_for_what_stands_in_public_pictures():

@@ -22,8 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from confed.data.sounds import Sounds
-from confed.data.time_series import Series
+from confed.data.sounds import Series, Sounds
 from confed.federation.protocols import Output
 from confed.recipes.recipe import load_recipe
 from confed.report.html import media, page

@@ -19,8 +19,7 @@ from confed.comparison.refusals import OtherExamples
 from confed.engines.local import Simulation
 from confed.federation.state import MemoryStore
 from confed.inference.evaluate import evaluate
-from confed.metrics.binned_precision import flair_metrics
-from confed.metrics.multilabel import multilabel_metrics
+from confed.metrics.multilabel import flair_metrics, multilabel_metrics
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare_runs
 from confed.report.tables.headline import study_table

@@ -12,9 +12,8 @@ from torch import nn
 from confed.data.encode import encode, with_modalities
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.picture_tables import NoPictures
-from confed.data.sounds import Sounds
+from confed.data.sounds import Series, Sounds
 from confed.data.table import Table
-from confed.data.time_series import Series
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
 

@@ -20,11 +20,19 @@ import numpy as np
 from confed.comparison.pairing import by_position, paired_bootstrap, paired_differences, swapped
 from confed.comparison.records import Methods, Outcome, Record
 from confed.comparison.refusals import OtherExamples, blind_pair, other_places, refusal_of
-from confed.metrics.equivalence import Equivalence, tost
-from confed.metrics.resampling import Bootstrap
-from confed.metrics.statistics import LEVEL, MIN_SEEDS, PairedT, detectable, holm, paired_t
+from confed.metrics.statistics import (
+    LEVEL,
+    MIN_SEEDS,
+    Bootstrap,
+    Equivalence,
+    PairedT,
+    Swap,
+    detectable,
+    holm,
+    paired_t,
+    tost,
+)
 from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
-from confed.metrics.swaps import Swap
 
 MARGIN = 0.01
 """Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""

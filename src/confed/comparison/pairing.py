@@ -12,8 +12,7 @@ import numpy as np
 
 from confed.comparison.records import Examples, Record, Resampled
 from confed.comparison.refusals import OtherExamples, Pairs
-from confed.metrics.resampling import Bootstrap, bootstrap_of
-from confed.metrics.swaps import Kept, Swap, swap_test
+from confed.metrics.statistics import Bootstrap, Kept, Swap, bootstrap_of, swap_test
 
 BY_POSITION = (
     "Some predictions carry no names of examples (they were made by an earlier version): those are paired by position, "

@@ -1,9 +1,4 @@
-"""Datasets as files that other programs read: a table of examples, pictures, and Croissant metadata about both.
-
-Croissant is MLCommons' vocabulary for datasets (version 1.0, https://docs.mlcommons.org/croissant/docs/croissant-spec.html):
-a JSON-LD file with the digest of every file and the meaning of every column. The table's columns have the names that
-:mod:`confed.data.intake.tables` reads, so that the folder, with its archive unpacked, is a dataset of one's own again.
-"""
+"""Datasets as files that other programs read: a table of examples, pictures, and Croissant metadata about both."""
 
 import csv
 import hashlib

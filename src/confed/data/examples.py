@@ -26,10 +26,9 @@ from confed.data.modality_names import sort_modalities
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.refusals import check_form, check_length, check_rows
 from confed.data.regions import Regions
-from confed.data.sounds import Sounds
+from confed.data.sounds import Series, Sounds
 from confed.data.table import RowBatch, Table
 from confed.data.targets import Choice, Class, Dialogue, Kind, Labels, Soft, Target, Text
-from confed.data.time_series import Series
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
 from confed.losses.label_states import label_states

@@ -66,10 +66,7 @@ def few_shot(
     facts: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> FederatedDataset:
-    """A federated classification set; answers are class names, and every example says which classes it is offered.
-
-    Test sets do not depend on the seed, which draws the shots.
-    """
+    """A federated classification set; answers are class names, and every example says which classes it is offered."""
     count = len(pool.classes)
     base = list(range(count if new == "none" else (count + 1) // 2))
     _check(pool, partition, clients, base, unseen)

@@ -1,8 +1,4 @@
-"""Modalities of examples: pictures, texts, sound and sensor series.
-
-An example's *set* is what it has, written like "image+audio" in the fixed order of
-:data:`confed.federation.ownership.MODALITIES`.
-"""
+"""Modalities of examples: pictures, texts, sound and sensor series."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -94,11 +90,7 @@ def check_ownership(dataset: FederatedDataset) -> None:
 
 
 def in_turns(dataset: FederatedDataset) -> FederatedDataset:
-    """A dataset of whose examples those with one set stand together, in runs of up to :data:`RUN`.
-
-    Batches have one set each, and evaluations take rows as they are stored, sometimes the first few only: so the sets
-    take turns, as often as they occur.
-    """
+    """A dataset of whose examples those with one set stand together, in runs of up to :data:`RUN`."""
     return dataset.changed(lambda examples, _, __: _turns(examples))
 
 

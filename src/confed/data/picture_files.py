@@ -1,7 +1,4 @@
-"""Pictures that are read when they are asked for: in files, in an uncompressed tar archive, or in an HDF5 file.
-
-Nothing is kept and no file stays open, so that memory does not grow and processes may fork.
-"""
+"""Pictures that are read when they are asked for: in files, in an uncompressed tar archive, or in an HDF5 file."""
 
 import os
 import tarfile
@@ -254,11 +251,7 @@ def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, i
 
 
 class Hdf5Pictures(NamedPictures):
-    """Arrays (H, W, 3), or rows of arrays (M, H, W, 3), of an HDF5 file, uint8.
-
-    Arrays that are neither compressed nor have checksums can be read whatever their bytes are: damage to those is not
-    detected.
-    """
+    """Arrays (H, W, 3), or rows of arrays (M, H, W, 3), of an HDF5 file, uint8."""
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)

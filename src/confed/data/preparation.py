@@ -1,7 +1,4 @@
-"""Progress of long steps in a dataset's preparation.
-
-A dataset is made by a function of its own options, so that there is no argument for it to be watched by.
-"""
+"""Progress of long steps in a dataset's preparation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

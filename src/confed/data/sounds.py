@@ -1,4 +1,4 @@
-"""Recordings of one sample rate in one array, and resampling to it."""
+"""Recordings of one sample rate in one array, resampling to it, and series of sensors."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from confed.data.ragged import Ragged, end_to_end, joined
-from confed.data.refusals import check_form, check_length, check_same
+from confed.data.refusals import check_finite, check_form, check_length, check_same
 
 _FULL = 32768.0
 """The int16 value that stands for 1."""
@@ -85,3 +85,35 @@ def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
 
 def _whole(values: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(values), -_FULL, _FULL - 1).astype(np.int16)
+
+
+# Series of sensors --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Series(Ragged):
+    """M series of K channels; ``values`` are float32, shape (S, K)."""
+
+    channels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        k = len(self.channels)
+        check_form(f"values of {k} channels", self.values, np.float32, "S", k or "at least one channel")
+        check_finite("values of series", self.values)
+        super().__post_init__()
+        self.check_filled("series")
+
+    def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of B row numbers, float32 (B, S, K), zeros behind each, and their steps, int64 (B,)."""
+        return self.padded(rows)
+
+    @staticmethod
+    def join(tables: "Sequence[Series]") -> "Series":
+        """Series of several tables one behind the other."""
+        check_same("channels of series", [table.channels for table in tables])
+        return joined(tables)
+
+    def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> "Series":
+        """The same series, every channel less its mean and divided by its deviation."""
+        scale = np.where(deviation > 0, deviation, 1.0)
+        return replace(self, values=((self.values - mean) / scale).astype(np.float32))

@@ -16,9 +16,8 @@ from confed.data.picture_tables import StoredPictures
 from confed.data.ragged import joined
 from confed.data.refusals import check_same, refuse
 from confed.data.regions import HeldRegions, Regions, join
-from confed.data.sounds import Sounds
+from confed.data.sounds import Series, Sounds
 from confed.data.targets import SoftTargets, SparseLabels
-from confed.data.time_series import Series
 from confed.federation.batches import gathered
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import FromRows

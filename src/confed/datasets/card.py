@@ -29,8 +29,7 @@ from confed.data.picture_tables import NoPictures
 from confed.data.ragged import PackedTexts, Ragged
 from confed.data.refusals import existing, expecting, refuse
 from confed.data.regions import HeldRegions
-from confed.data.sounds import Sounds
-from confed.data.time_series import Series
+from confed.data.sounds import Series, Sounds
 from confed.datasets.reader import Nothing, reader
 from confed.federation.reading import FAULTS, read_bounded
 

@@ -131,10 +131,7 @@ VOC_LABELS = (
 
 
 def voc_records(folder: Path, split: str) -> Iterator[LabelRecord]:
-    """The pictures of one split; the class of an object that is not marked as difficult is a label of its picture.
-
-    Pictures lie in ``JPEGImages``. For the years 2007 and 2012 together, read both folders; names tell them apart.
-    """
+    """The pictures of one split; the class of an object that is not marked as difficult is a label of its picture."""
     listed = folder / "ImageSets" / "Main" / f"{split}.txt"
     distinct = Distinct("picture")
     for row, line in enumerate(

@@ -41,7 +41,7 @@ from confed.data.refusals import (
     refuse,
 )
 from confed.data.seeding import generator
-from confed.data.time_series import Series
+from confed.data.sounds import Series
 from confed.datasets.reader import reader
 
 _COLUMNS = ("id", "client", "split", "series", "text", "label")

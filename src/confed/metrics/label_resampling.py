@@ -4,7 +4,7 @@ A resample draws N of the N examples with replacement, an example w_i times. Its
 so often: with P(t) and R(t) from counts in which example i counts w_i times, AP is still the mean over positives (each
 w_i times) of the precision at their own scores, and O-F1 still 2 tp / (predicted + positives). Of a pair of methods the
 same draws are taken, so that the difference of two rows of values is a paired bootstrap
-(:func:`confed.metrics.resampling.bootstrap_of`).
+(:func:`confed.metrics.statistics.bootstrap_of`).
 
 Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), section 8.3: the principle holds for any
 statistic of a sample. A class without positives in a resample counts as 0 there, with both methods.

@@ -16,22 +16,72 @@ positives of class c at a threshold on the probability:
 These are the conventions of FedLGT's released evaluation, which follows Lanchantin et al., "General multi-label image
 classification with transformers" (CVPR 2021); :data:`Undefined` says what becomes of classes without positives.
 FLAIR's own benchmark (Song et al., "FLAIR: Federated learning annotated image repository", NeurIPS 2022) uses the same
-F1 but takes AP from counts at 200 thresholds: :mod:`confed.metrics.binned_precision`. Such counts add up over
+F1 but takes AP from counts at 200 thresholds: :mod:`confed.metrics.multilabel`. Such counts add up over
 batches, clients and processes; exact AP needs all scores in one place.
 
 A ``mask`` (N, C) restricts everything to the entries where it is true: those whose label the model was not told.
 All results are fractions in [0, 1].
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer, Shaped
+from jaxtyping import Float, Float64, Int, Int64, Integer, Shaped
+from torch import Tensor
 
-from confed.metrics.label_arrays import BLOCK, Array, arrays, blocks, ratio, wide
+# Scores and labels as NumPy arrays, which metrics read block by block -----------------------------------------
+
+Array = np.ndarray | Tensor
+"""A NumPy array, or a tensor of any precision on any device."""
+
+BLOCK = 1 << 22
+"""Entries handled at once: 16 MiB in single precision."""
+
+
+def arrays(
+    scores: Array, truth: Array, mask: Array | None, dimensions: int = 2
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """All three as NumPy arrays of one shape, without copies where possible."""
+    first, second = _array(scores), _array(truth)
+    third = None if mask is None else _array(mask)
+    if first.ndim != dimensions or not first.shape[-1]:
+        shape = "(N, C)" if dimensions == 2 else "(N,)"
+        raise ValueError(f"scores must have shape {shape} and not be empty, got {first.shape}")
+    for name, other in (("truth", second), ("mask", third)):
+        if other is not None and other.shape != first.shape:
+            raise ValueError(f"{name} must have the shape of the scores, {first.shape}, got {other.shape}")
+    return first, second, third
+
+
+def _array(values: Array) -> np.ndarray:
+    if isinstance(values, Tensor):
+        host = values.detach().cpu()
+        # NumPy has no bfloat16; whatever is below single precision is exact in it.
+        return (host.float() if host.is_floating_point() and host.dtype.itemsize < 4 else host).numpy()
+    return np.asarray(values)
+
+
+def wide(values: np.ndarray) -> np.ndarray:
+    """In single precision at least, contiguous."""
+    is_wide = values.dtype in (np.float32, np.float64)
+    return np.ascontiguousarray(values if is_wide else values.astype(np.float32 if values.itemsize < 4 else np.float64))
+
+
+def blocks(count: int, width: int) -> Iterator[slice]:
+    """Slices of at most :data:`BLOCK` entries each, at least one row."""
+    step = max(1, BLOCK // max(width, 1))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def ratio(share: np.ndarray | np.integer | float, whole: np.ndarray | np.integer | float) -> np.ndarray:
+    """Ratio of share and whole in double precision, 0 where whole is 0."""
+    a, b = np.broadcast_arrays(np.asarray(share, np.float64), np.asarray(whole, np.float64))
+    return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)
+
 
 Undefined = Literal["zero", "omit"]
 """Classes without positives count as 0 in every mean over classes ("zero", as in scikit-learn and FLAIR's benchmark),
@@ -208,3 +258,73 @@ def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
         above = len(hits) - np.searchsorted(hits, block_hits)
         total += float((above / (len(ranked) - np.searchsorted(ranked, block_hits))).sum())
     return total / len(hits)
+
+
+# Average precision from counts per bin of probability (FLAIR's benchmark, Song et al., NeurIPS 2022) ----------
+
+
+def bin_counts(
+    probabilities: Shaped[Array, "N C"],
+    truth: Shaped[Array, "N C"],
+    mask: Shaped[Array, "N C"] | None = None,
+    *,
+    thresholds: int = 200,
+) -> Int64[np.ndarray, "2 C {thresholds}-1"]:
+    """Entries per bin of probability, for AP from counts that add up.
+
+    The T thresholds are one below 0, then i / (T - 1) for i = 1 .. T - 2, then one above 1. Bin i holds the
+    probabilities in (i / (T - 1), (i + 1) / (T - 1)], and 0 lies in bin 0: an entry is predicted where its probability
+    is above the threshold.
+    """
+    scores, positive, counted = arrays(probabilities, truth, mask)
+    if thresholds < 2:
+        raise ValueError(f"thresholds must be at least 2, got {thresholds}")
+    n, c = scores.shape
+    bins = thresholds - 1
+    result = np.zeros((2, c * bins), np.int64)
+    offset = np.arange(c, dtype=np.int64) * bins
+    for rows in blocks(n, c):
+        values = wide(scores[rows])
+        outside = values[~((values >= 0) & (values <= 1))]
+        if len(outside):
+            raise ValueError(f"probabilities must lie in [0, 1], got {outside[0]}")
+        place = np.maximum(np.ceil(values * values.dtype.type(bins)).astype(np.int64) - 1, 0) + offset
+        real = positive[rows].astype(bool)
+        if counted is not None:
+            inside = counted[rows].astype(bool)
+            place, real = place[inside], real[inside]
+        result[0] += np.bincount(place.reshape(-1), minlength=c * bins)
+        result[1] += np.bincount(place[real], minlength=c * bins)
+    return result.reshape(2, c, bins)
+
+
+def binned_average_precision(bins: Int[np.ndarray, "2 C bins"]) -> Float64[np.ndarray, "C"]:
+    """AP from counts, as FLAIR's benchmark takes it.
+
+    With precision P_i and recall R_i at threshold i, ``AP = sum_i (R_i - R_{i+1}) P_i``; 0 where undefined. Scores that
+    share a bin are as if equal, so that it is exact where no two distinct scores do.
+    """
+    if bins.ndim != 3 or len(bins) != 2:
+        raise ValueError(f"bins must have shape (2, C, T - 1), got {bins.shape}")
+    predicted, hits = bins[:, :, ::-1].cumsum(2)[:, :, ::-1]
+    recall = ratio(bins[1], hits[:, :1])  # R_i - R_{i+1}: the share of the positives in bin i
+    return (recall * ratio(hits, predicted)).sum(1)
+
+
+def flair_metrics(
+    probabilities: Shaped[Array, "N C"],
+    truth: Shaped[Array, "N C"],
+    mask: Shaped[Array, "N C"] | None = None,
+    *,
+    thresholds: int = 200,
+) -> dict[str, float]:
+    """The eight metrics as FLAIR's benchmark takes them.
+
+    AP is that of :func:`binned_average_precision`; an entry is predicted where its probability is above one half;
+    every class counts, those without positives with 0.
+    """
+    bins = bin_counts(probabilities, truth, mask, thresholds=thresholds)
+    values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
+    values["C-AP"] = float(binned_average_precision(bins).mean())
+    values["O-AP"] = float(binned_average_precision(bins.sum(1, keepdims=True))[0])
+    return in_order(values)

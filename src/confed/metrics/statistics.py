@@ -10,11 +10,13 @@ with the test here.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from jaxtyping import Float
 
 MIN_SEEDS = 5
 """With fewer seeds nothing is called significant at the level of seeds."""
@@ -287,3 +289,153 @@ def unpaired_t(a: Sample, b: Sample) -> UnpairedT:
         return UnpairedT(difference, statistic, df, 0.0 if difference else 1.0)
     statistic = difference / error
     return UnpairedT(difference, statistic, df, 2 * float(stats.t.sf(abs(statistic), df)))
+
+
+# Bootstrap of a paired difference (Efron and Tibshirani, 1993, sections 8.3, 13.3 and 16.2) -------------------
+
+
+@dataclass(frozen=True)
+class Bootstrap(Mirrored):
+    """Paired bootstrap of a mean difference.
+
+    Attributes:
+        difference: mean of a - b.
+        low: lower end of the percentile interval.
+        high: upper end.
+        p: two-sided p-value.
+        n: number of pairs.
+        resamples: number of resamples.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    n: int
+    resamples: int
+
+
+def bootstrap_of(
+    difference: float, resampled: Float[np.ndarray, "resamples"], n: int, confidence: float = 0.95
+) -> Bootstrap:
+    """Interval and p-value from differences that were resampled elsewhere, of any statistic."""
+    check_confidence(confidence)
+    if not len(resampled):
+        raise ValueError("resampled must hold at least 1 difference, got none")
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
+    tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
+    p = min(1.0, 2 * (tail + 1) / (len(resampled) + 1))
+    return Bootstrap(difference, float(low), float(high), p, n, len(resampled))
+
+
+# Paired randomisation test (Noreen, 1989, chapter 2) ----------------------------------------------------------
+
+DRAWS = 499
+"""Random exchanges; no p-value can be below 1 / 500."""
+
+Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What was kept of a place's examples with two methods, (N,) or (N, K) each, and the examples' names, int64 (N,)."""
+
+
+@dataclass(frozen=True)
+class Swap(Mirrored):
+    """Paired randomisation test.
+
+    Attributes:
+        difference: mean over seeds and places of the first method's value minus the second's.
+        p: two-sided p-value.
+        n: number of examples.
+        low: there is no interval.
+        high: there is no interval.
+    """
+
+    difference: float
+    p: float
+    n: int
+    low: None = None
+    high: None = None
+
+
+def swap_test(
+    places: Sequence[Sequence[Kept]], combine: Callable[[np.ndarray], float], seed: int = 0, draws: int = DRAWS
+) -> Swap:
+    """The test of a mean over places."""
+    if not places or not all(len(names) for _, _, names in chain.from_iterable(places)):
+        raise ValueError("every place must have test examples, and there must be a place")
+    rng = np.random.default_rng(seed)
+    observed = np.zeros(len(places))
+    drawn = np.zeros((draws, len(places)))
+    examples = 0
+    for number, seeds in enumerate(places):
+        every = np.unique(np.concatenate([names for _, _, names in seeds]))
+        exchanged = rng.random((draws, len(every))) < 0.5
+        examples += len(every)
+        for first, second, names in seeds:
+            observed[number] += (combine(first) - combine(second)) / len(seeds)
+            rows = exchanged[:, np.searchsorted(every, names)]
+            for draw, chosen in enumerate(rows):
+                mask = chosen if first.ndim == 1 else chosen[:, None]
+                one, other = np.where(mask, second, first), np.where(mask, first, second)
+                drawn[draw, number] += (combine(one) - combine(other)) / len(seeds)
+    difference = float(observed.mean())
+    # Sums of floating point numbers may differ in their last bits although they are the same on paper.
+    as_large = int((np.abs(drawn.mean(1)) >= abs(difference) - 1e-12).sum())
+    return Swap(difference, (as_large + 1) / (draws + 1), examples)
+
+
+# Equivalence and non-inferiority: two one-sided tests (Schuirmann, 1987) --------------------------------------
+
+
+@dataclass(frozen=True)
+class Equivalence(Mirrored):
+    """Two one-sided paired t-tests.
+
+    Attributes:
+        difference: mean of a - b.
+        low: lower end of the interval of coverage 1 - 2 alpha; the two are equivalent at level alpha exactly if
+            the whole interval lies within the margin.
+        high: upper end.
+        margin: differences smaller than this do not matter, in the unit of a and b.
+        no_worse_p: p-value against "a is worse than b by the margin or more"; None where differences have no spread.
+        no_better_p: p-value against "a is better than b by the margin or more"; None likewise.
+        n: number of pairs.
+    """
+
+    difference: float
+    low: float
+    high: float
+    margin: float
+    no_worse_p: float | None
+    no_better_p: float | None
+    n: int
+
+    @property
+    def p(self) -> float | None:
+        """P-value against "they differ by the margin or more": the larger of the two; None where there are none."""
+        if self.no_worse_p is None or self.no_better_p is None:
+            return None
+        return max(self.no_worse_p, self.no_better_p)
+
+
+def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:
+    """Equivalence test (TOST): whether the paired difference a - b is smaller than a margin, both ways.
+
+    Equal differences have no spread, such as between two methods without anything random: the interval is then a point,
+    and there are no p-values.
+    """
+    from scipy import stats
+
+    if not (margin > 0 and math.isfinite(margin)):
+        raise ValueError(f"margin must be a positive number, got {margin}")
+    if not 0 < alpha < 0.5:
+        raise ValueError(f"alpha must lie in (0, 0.5), got {alpha}")
+    d = differences(a, b, least=2)
+    n, difference = len(d), float(d.mean())
+    if np.ptp(d) == 0:
+        difference = float(d[0])
+        return Equivalence(difference, difference, difference, margin, None, None, n)
+    error = float(d.std(ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf(1 - alpha, n - 1)) * error
+    no_worse = float(stats.t.sf((difference + margin) / error, n - 1))
+    no_better = float(stats.t.cdf((difference - margin) / error, n - 1))
+    return Equivalence(difference, difference - half, difference + half, margin, no_worse, no_better, n)

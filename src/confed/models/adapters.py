@@ -72,11 +72,7 @@ class Host:
 
 
 class AdapterBank:
-    """The adapters of a model, by name: at every place one network of each name.
-
-    The model keeps its bank as an attribute; it is no module, so the adapters' tensors are their hosts':
-    ``<host>.<name>.down.weight`` and so on. It implements :class:`confed.federation.structure.Adapters`.
-    """
+    """The adapters of a model, by name: at every place one network of each name, whose tensors are its host's."""
 
     def __init__(
         self, hosts: Sequence[Host], reduction: int, *, activation: Activation = "relu", zero_up: bool = False

@@ -234,14 +234,7 @@ class GenerativeAnswerer(BlockChain):
         return self.answer(Output(self.decode(state, tokens[..., :-1], counted), state.states[:, 0]))
 
     def prefix(self, batch: Batch) -> Prefix:
-        """What comes before the first adapter: the picture's embedding and its first block up to its residual sum.
-
-        Without adapters, the embedding. ``suffix(prefix(batch))`` is the forward pass.
-
-        The texts' frozen beginnings (embeddings, the question's first block, the answers' first self-attention) are
-        not in it: a second branch that shared them would save 4 % of FedDAT's step in ``albef_mini``, where pictures
-        are as long as questions, and less than 1 % in the published size.
-        """
+        """What comes before the first adapter: the picture's embedding and its first block up to its residual sum."""
         hidden = super().prefix(batch)
         return Prefix(hidden, *self._text(batch, len(hidden)), *checked_answers(batch, len(hidden)))
 

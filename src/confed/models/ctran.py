@@ -220,10 +220,7 @@ class LabelReader(nn.Module):
         return last.weights(*self.before_last(seen, batch, bias), first)[..., :first].mean(1)
 
     def before_last(self, seen: Tensor, batch: Batch, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Input of the last layer (B, S + C, d), and what is added to attention scores.
-
-        Only label tokens are read out, so the last layer needs no queries of the others.
-        """
+        """Input of the last layer (B, S + C, d), and what is added to attention scores."""
         x = self.norm(torch.cat([seen, self.tokens(batch).to(seen.dtype)], 1))
         if self.graph is not None:
             graph = F.pad(self.graph(), (seen.shape[1], 0, seen.shape[1], 0))

@@ -232,10 +232,7 @@ def _check_different(labels: Sequence[str], vectors: Tensor) -> None:
 
 
 def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> LabelEmbeddings:
-    """Makes embeddings of labels in the built-in benchmark's words by :func:`mini_text_encoder`, and writes them.
-
-    Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
-    """
+    """Makes embeddings of labels in the built-in benchmark's words by :func:`mini_text_encoder`, and writes them."""
     table = embed_labels(
         labels,
         mini_text_encoder(),

@@ -200,10 +200,7 @@ class Encoder(nn.Module):
 
 
 def causal_mask(present: Tensor) -> Tensor:
-    """Which tokens each token sees, bool (B, 1, S, S), where (B, 1, 1, S) are no padding: those before it, and itself.
-
-    Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
-    """
+    """Which tokens each sees, bool (B, 1, S, S), of those present (B, 1, 1, S): those before it, and itself."""
     square = torch.ones(present.shape[-1], present.shape[-1], dtype=torch.bool, device=present.device)
     itself = torch.eye(len(square), dtype=torch.bool, device=present.device)
     return (present | itself) & square.tril()

@@ -124,11 +124,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
         return Prefix(repeated(state.hidden, n), repeated(state.mask, n), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d).
-
-        Positions are the first text token, the text prompt, the other text tokens, the picture's class token, the
-        visual prompt, then the patches row by row.
-        """
+        """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d)."""
         image, text, text_mask = self._checked(batch)
         patches = self.patch_embeddings(image)
         if text.ndim == 3:

@@ -32,10 +32,7 @@ _BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(?:(conv|bn)([1-3])|(downsample)\.([0
 
 
 def convert_places365(source: Path, out: Path, architecture: Architecture | None = None) -> dict[str, Any]:
-    """A published Places365 ResNet as a safetensors file that the scene classifier reads.
-
-    Beside ``out`` the configuration is written as ``<name>.config.json``, so that ``transformers`` reads it too.
-    """
+    """A published Places365 ResNet as a safetensors file that the scene classifier reads."""
     checkpoint, state = _tensors_of(source, out, "state_dict")
     arch = architecture or checkpoint.get("arch")
     if not isinstance(arch, str):
@@ -46,10 +43,7 @@ def convert_places365(source: Path, out: Path, architecture: Architecture | None
 
 
 def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str, Any]:
-    """A published ALBEF as a safetensors file for :func:`confed.models.albef.albef`.
-
-    Beside ``out`` the sizes are written as ``<name>.config.json``.
-    """
+    """A published ALBEF as a safetensors file for :func:`confed.models.albef.albef`."""
     _, state = _tensors_of(source, out, "model")
     state = _by_name(source, state, "model")
     with expecting(source, "an ALBEF", ValueError, remedy=""):

@@ -41,31 +41,6 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 _LAYOUTS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"question", "answer"}, {"question", "answers"})
 
 
-@dataclass(frozen=True)
-class Questions:
-    """What question files hold, and the keys of ``[data]`` that read them."""
-
-    form: str
-    options: Mapping[str, Any]
-    saw: Sequence[str]
-    count: int = 0
-    pictures: int | None = None
-    owner: str = ""
-    names: Collection[str] = ()
-    uses: frozenset[str] = field(default_factory=frozenset[str])
-
-
-def questions_in(folder: Path) -> Questions | None:
-    """Question files of a folder; None where there are none."""
-    tables = [path for path in visible(folder, *ENDINGS) if path.is_file()]
-    for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
-        files = [path for path in tables if path.suffix.lower() in endings]
-        read = {path: columns for path in files if (columns := _columns_of(path)) is not None}
-        if read:
-            return _described(folder, read, skipped=len(read) < len([p for p in tables if p.suffix.lower() in endings]))
-    return None
-
-
 def mapped(names: Collection[str]) -> dict[str, str] | None:
     """What columns are here -> their names; None where they are no questions."""
     low = {name.casefold(): name for name in names}
@@ -98,56 +73,6 @@ def _columns_of(file: Path) -> dict[str, str] | None:
     return columns
 
 
-def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool) -> Questions:
-    """What files with questions hold."""
-    columns = dict(next(iter(files.values())))
-    if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
-        first = next(iter(files))
-        refuse(other, f"columns named as in {first.name}", found="others", remedy="put one of them elsewhere")
-    records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
-    for file in files:
-        entries += [entry for _, entry in read_records(file, columns).rows]
-    question = "" if any(asking(entry, QUESTION) is entry for entry in entries) else QUESTION
-    for file in files:
-        records += chat_records(file, columns, question)
-    if not records:
-        refuse(next(iter(files)), "a row with a question and an answer", found=f"none of {len(entries)}")
-    shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
-    picture_places = [find_picture(folder, name) for name in shown]
-    absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
-    if len(absent) == len(shown):
-        what = f"the first is {absent[0]!r}" if absent else "no row has one"
-        pictures = walk(folder).pictures
-        what += f"; there are {len(pictures)} others, such as {'/'.join(pictures[0])}" if pictures else ""
-        refuse(next(iter(files)), f"pictures below {folder} or its folder images/", found="none", remedy=f"{what}")
-    single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
-    names = list(dict.fromkeys(chain.from_iterable(entries)))
-    called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
-    cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
-    taken = next((name for name in cells if says_owners(cells[name])), "")
-    if taken in UNITING and taken in columns:
-        name_here, taken = taken, columns.pop(taken)
-        cells[taken] = cells[name_here]
-    owner = taken if taken in ("", "place") else "client"
-    columns |= {"client": taken} if owner == "client" != taken else {}
-    options = _options(columns, question, owner)
-    options |= {"files": [file.name for file in files]} if skipped else {}
-    options |= {"unreadable": 0.05} if absent else {}
-    answers = Counter(record.turns[-1].parts[-1] or "" for record in records)
-    kind = "questions" if single else "conversations"
-    listed = ", ".join(file.name for file in files)
-    saw = [f"{listed}: {len(records)} {kind} about {len(shown)} pictures, {len(answers)} different answers"]
-    saw += _columns_said(columns, question)
-    if owner:
-        saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
-        saw += notes_on_owners(cells[taken], columns.get(owner, owner))
-    saw += not_taken([name for name in called if name not in (taken, *UNITING)], "columns.client")
-    saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
-    uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
-    form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
-    return Questions(form, options, saw, len(records), len(shown), owner, names, frozenset(uses))
-
-
 def _options(columns: Mapping[str, str], question: str, owner: str) -> dict[str, Any]:
     """Keys of ``[data]``, without those that say nothing."""
     return {key: value for key, value in (("columns", columns), ("question", question), ("partition", owner)) if value}
@@ -175,68 +100,6 @@ def _listed(values: Iterable[str]) -> str:
     counts = Counter(values)
     listed = ", ".join(f"{name} {count}" for name, count in counts.most_common(5))
     return listed + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")
-
-
-def saved_datasets(folder: Path) -> Questions | None:
-    """A dataset that ``save_to_disk`` of the library ``datasets`` wrote; None for any other folder."""
-    parts = [folder] if (folder / "state.json").is_file() else []
-    if (folder / "dataset_dict.json").is_file():
-        listed = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
-        parts = [folder / str(name) for name in listed]
-    told = [folder_part / "dataset_info.json" for folder_part in parts if (folder_part / "dataset_info.json").is_file()]
-    if not told:
-        return _parquet_with_pictures(folder)
-    infos = [json.loads(file.read_text(encoding="utf-8")) for file in told]
-    features: dict[str, Any] = infos[0].get("features") or {}
-    counts = {}
-    for info in infos:
-        for name, folder_part in (info.get("splits") or {}).items():
-            counts[name] = folder_part.get("num_examples", 0)
-    shown = next(
-        (name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"), ""
-    )
-    splits = [folder_part.name for folder_part in parts] if len(parts) > 1 else []
-    return _of_columns(folder, list(features), shown, splits, sum(counts.values()))
-
-
-def _of_columns(folder: Path, names: Sequence[str], shown: str, splits: Sequence[str], count: int = 0) -> Questions:
-    """What columns of a dataset mean."""
-    columns = mapped(names)
-    if columns is None:
-        refuse(folder, "columns with pictures and answers", found=", ".join(names))
-    if shown and shown not in ("image", "images"):
-        columns["image"] = shown
-    columns.pop("split", None)
-    called = by_likelihood(names)
-    columns |= {"client": called[0]} if called[:1] not in ([], ["client"]) else {}
-    columns_used = {key for key in COLUMNS if key in names} | set(columns)
-    question = "" if columns_used & {"question", "messages", "conversations", "prompt"} else QUESTION
-    owner = next((key for key in ("client", "place") if key in columns_used), "")
-    options = _options(columns, question, owner)
-    saw = [f"a dataset with the columns {', '.join(names)}" + (f" in the splits {', '.join(splits)}" if splits else "")]
-    saw += _columns_said(columns, question)
-    saw += [f"one client per {columns.get(owner, owner)}"] if owner else []
-    saw += not_taken(called[1:], "columns.client")
-    form = "conversations" if columns_used & {"messages", "conversations", "prompt"} else "questions"
-    return Questions(form, options, saw, count, None, owner, columns_used)
-
-
-def _parquet_with_pictures(folder: Path) -> Questions | None:
-    """Parquet files whose pictures are bytes in a column, as the hub has them."""
-    files = visible(folder, ".parquet")
-    files += visible(folder / "data", ".parquet") if (folder / "data").is_dir() else []
-    if not files:
-        return None
-    count, names, shown = 0, list[str](), ""
-    for file in files:
-        rows = parquet_rows(file)
-        first = next(rows, None)
-        if first is None:
-            continue
-        shown = next((key for key, value in first[1].items() if isinstance(value, dict) and "bytes" in value), "")
-        names = list(first[1])
-        count += 1 + sum(1 for _ in rows)
-    return _of_columns(folder, names, shown, [], count) if shown else None
 
 
 # Recognition of a folder of the user's own data: which dataset reads it ---------------------------------------
@@ -325,27 +188,131 @@ def dealt(count: int, clients: int, groups: int | None = None) -> dict[str, Any]
 
 
 def _saved(folder: Path, clients: int) -> Found | None:
-    """A folder that the library ``datasets`` has written."""
-    saved = saved_datasets(folder)
-    if saved is None:
-        return None
-    options = {"source": str(folder.resolve()), **saved.options}
-    if saved.owner not in saved.options.get("columns", {}) and "client" not in saved.names:
-        options |= dealt(saved.count, clients) if saved.count else {"partition": "iid", "clients": clients}
-    return Found(
-        saved.form, "hub", {**options, "image_size": 64}, saved.saw, frozenset(p.name for p in visible(folder))
+    """A folder that ``save_to_disk`` of the library ``datasets`` has written, or Parquet files as the hub has them."""
+    parts = [folder] if (folder / "state.json").is_file() else []
+    if (folder / "dataset_dict.json").is_file():
+        listed = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
+        parts = [folder / str(name) for name in listed]
+    told = [folder_part / "dataset_info.json" for folder_part in parts if (folder_part / "dataset_info.json").is_file()]
+    if not told:
+        return _parquet_with_pictures(folder, clients)
+    infos = [json.loads(file.read_text(encoding="utf-8")) for file in told]
+    features: dict[str, Any] = infos[0].get("features") or {}
+    counts = {}
+    for info in infos:
+        for name, folder_part in (info.get("splits") or {}).items():
+            counts[name] = folder_part.get("num_examples", 0)
+    shown = next(
+        (name for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "Image"), ""
     )
+    splits = [folder_part.name for folder_part in parts] if len(parts) > 1 else []
+    return _of_columns(folder, list(features), shown, splits, sum(counts.values()), clients)
+
+
+def _of_columns(
+    folder: Path, names: Sequence[str], shown: str, splits: Sequence[str], count: int, clients: int
+) -> Found:
+    """What columns of a dataset mean."""
+    columns = mapped(names)
+    if columns is None:
+        refuse(folder, "columns with pictures and answers", found=", ".join(names))
+    if shown and shown not in ("image", "images"):
+        columns["image"] = shown
+    columns.pop("split", None)
+    called = by_likelihood(names)
+    columns |= {"client": called[0]} if called[:1] not in ([], ["client"]) else {}
+    columns_used = {key for key in COLUMNS if key in names} | set(columns)
+    question = "" if columns_used & {"question", "messages", "conversations", "prompt"} else QUESTION
+    owner = next((key for key in ("client", "place") if key in columns_used), "")
+    options = {"source": str(folder.resolve()), **_options(columns, question, owner)}
+    if owner not in columns and "client" not in columns_used:
+        options |= dealt(count, clients) if count else {"partition": "iid", "clients": clients}
+    saw = [f"a dataset with the columns {', '.join(names)}" + (f" in the splits {', '.join(splits)}" if splits else "")]
+    saw += _columns_said(columns, question)
+    saw += [f"one client per {columns.get(owner, owner)}"] if owner else []
+    saw += not_taken(called[1:], "columns.client")
+    form = "conversations" if columns_used & {"messages", "conversations", "prompt"} else "questions"
+    return Found(form, "hub", {**options, "image_size": 64}, saw, frozenset(path.name for path in visible(folder)))
+
+
+def _parquet_with_pictures(folder: Path, clients: int) -> Found | None:
+    """Parquet files whose pictures are bytes in a column, as the hub has them."""
+    files = visible(folder, ".parquet")
+    files += visible(folder / "data", ".parquet") if (folder / "data").is_dir() else []
+    if not files:
+        return None
+    count, names, shown = 0, list[str](), ""
+    for file in files:
+        rows = parquet_rows(file)
+        first = next(rows, None)
+        if first is None:
+            continue
+        shown = next((key for key, value in first[1].items() if isinstance(value, dict) and "bytes" in value), "")
+        names = list(first[1])
+        count += 1 + sum(1 for _ in rows)
+    return _of_columns(folder, names, shown, [], count, clients) if shown else None
+
+
+def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool, clients: int) -> Found:
+    """What files with questions hold."""
+    columns = dict(next(iter(files.values())))
+    if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
+        first = next(iter(files))
+        refuse(other, f"columns named as in {first.name}", found="others", remedy="put one of them elsewhere")
+    records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
+    for file in files:
+        entries += [entry for _, entry in read_records(file, columns).rows]
+    question = "" if any(asking(entry, QUESTION) is entry for entry in entries) else QUESTION
+    for file in files:
+        records += chat_records(file, columns, question)
+    if not records:
+        refuse(next(iter(files)), "a row with a question and an answer", found=f"none of {len(entries)}")
+    shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
+    picture_places = [find_picture(folder, name) for name in shown]
+    absent = [name for name, place in zip(shown, picture_places, strict=True) if place is None]
+    if len(absent) == len(shown):
+        what = f"the first is {absent[0]!r}" if absent else "no row has one"
+        pictures = walk(folder).pictures
+        what += f"; there are {len(pictures)} others, such as {'/'.join(pictures[0])}" if pictures else ""
+        refuse(next(iter(files)), f"pictures below {folder} or its folder images/", found="none", remedy=f"{what}")
+    single = all(len(r.turns) == 2 and len(r.turns[0].parts) == 2 and r.turns[0].parts[0] is None for r in records)
+    names = list(dict.fromkeys(chain.from_iterable(entries)))
+    called = sorted(by_likelihood(names), key=UNITING.__contains__)  # a patient is a client where nothing else is
+    cells = {name: cells_of(entries, name) for name in (*called, *(["place"] if "place" in names else []))}
+    taken = next((name for name in cells if says_owners(cells[name])), "")
+    if taken in UNITING and taken in columns:
+        name_here, taken = taken, columns.pop(taken)
+        cells[taken] = cells[name_here]
+    owner = taken if taken in ("", "place") else "client"
+    columns |= {"client": taken} if owner == "client" != taken else {}
+    options = {"root": str(folder.resolve()), **_options(columns, question, owner)}
+    options |= {"files": [file.name for file in files]} if skipped else {}
+    options |= {"unreadable": 0.05} if absent else {}
+    options |= {} if owner else dealt(len(records), clients, len(shown))
+    answers = Counter(record.turns[-1].parts[-1] or "" for record in records)
+    kind = "questions" if single else "conversations"
+    listed = ", ".join(file.name for file in files)
+    saw = [f"{listed}: {len(records)} {kind} about {len(shown)} pictures, {len(answers)} different answers"]
+    saw += _columns_said(columns, question)
+    if owner:
+        saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
+        saw += notes_on_owners(cells[taken], columns.get(owner, owner))
+    saw += not_taken([name for name in called if name not in (taken, *UNITING)], "columns.client")
+    saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
+    uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
+    form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
+    return Found(form, "chat_records", {**options, "image_size": 64}, saw, frozenset(uses))
 
 
 def _questions(folder: Path, clients: int) -> Found | None:
-    """Question files and conversations."""
-    questions = questions_in(folder)
-    if questions is None:
-        return None
-    options = {"root": str(folder.resolve()), **questions.options}
-    if not questions.owner:
-        options |= dealt(questions.count, clients, questions.pictures)
-    return Found(questions.form, "chat_records", {**options, "image_size": 64}, questions.saw, questions.uses)
+    """Question files and conversations; a file with a faulty row, and questions without pictures, are refused."""
+    tables = [path for path in visible(folder, *ENDINGS) if path.is_file()]
+    for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
+        files = [path for path in tables if path.suffix.lower() in endings]
+        read = {path: columns for path in files if (columns := _columns_of(path)) is not None}
+        if read:
+            return _described(folder, read, len(read) < len(files), clients)
+    return None
 
 
 def _vqa(folder: Path, clients: int) -> Found | None:

@@ -22,9 +22,7 @@ from confed.comparison.records import distinct_labels
 from confed.comparison.refusals import blind_pair, refusals
 from confed.comparison.verdict import Compared
 from confed.comparison.verdict import compare as compare_records
-from confed.metrics.resampling import Bootstrap
-from confed.metrics.statistics import smallest_p
-from confed.metrics.swaps import Swap
+from confed.metrics.statistics import Bootstrap, Swap, smallest_p
 from confed.report.tables.control_marks import MEANING, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
 from confed.report.tables.labels import without_positives

@@ -21,9 +21,9 @@ from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Counting
 from confed.federation.specs import task_spec
-from confed.metrics.binned_precision import flair_metrics
 from confed.metrics.multilabel import (
     class_average_precision,
+    flair_metrics,
     label_counts,
     mean_over_classes,
     overall_average_precision,

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from confed.data.chat import pictures_shown, transcript
 from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
-from confed.data.sounds import Sounds
+from confed.data.sounds import Series, Sounds
 from confed.data.table import Table
-from confed.data.time_series import Series
 from confed.engines.local import Setup, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params, copy_into

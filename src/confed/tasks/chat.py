@@ -18,8 +18,7 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 from confed.federation.reports import Number
 from confed.federation.specs import Writing
-from confed.metrics.captions import Cider
-from confed.metrics.texts import anls, token_f1
+from confed.metrics.captions import Cider, anls, token_f1
 from confed.metrics.vqa import normalise_answer, vqa_accuracy
 from confed.registry import register_task
 from confed.tasks.captioning import Decoder

@@ -19,10 +19,11 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.federation.ranges import check_fields
 from confed.federation.reports import Number
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
-from confed.metrics.binned_precision import bin_counts, binned_average_precision
 from confed.metrics.multilabel import (
     LabelCounts,
     Undefined,
+    bin_counts,
+    binned_average_precision,
     label_counts,
     mean_over_classes,
 )
@@ -193,7 +194,7 @@ class Multilabel:
 
         Returns:
             On the host, int64: ``true_positives``, ``predicted`` and ``positives`` (C,), and ``bins`` (2, C, T - 1),
-            see :func:`confed.metrics.binned_precision.bin_counts`.
+            see :func:`confed.metrics.multilabel.bin_counts`.
         """
         probabilities, truth, unknown = self.scores(output, batch)
         label_sums = label_counts(probabilities, truth, unknown, threshold=self.threshold)

@@ -1,5 +1,1 @@
-"""Streaming readers of caption, text and document files in published formats.
-
-Readers give records; :mod:`confed.datasets.picture_captions` and :mod:`confed.datasets.caption_corpus` make datasets of
-them.
-"""
+"""Streaming readers of caption, text and document files in published formats."""

@@ -122,10 +122,7 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
 
 
 def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
-    """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one.
-
-    Its splits are train, restval, val and test; "restval" are pictures of COCO's validation part that are trained on.
-    """
+    """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one."""
     account = Account() if account is None else account
     distinct = Distinct("filename")
     for row, entry in json_items(file, "images"):

@@ -100,11 +100,7 @@ def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None 
 def federate_classes(
     name: str, rows: Sequence[ClassRow], pictures: PictureFiles, options: ClassOptions, facts: Mapping[str, str]
 ) -> FederatedDataset:
-    """One question about each picture, whose answer is its class; ``pictures`` has one picture a row.
-
-    Owners and test sets are the same for all seeds. Rows of one patient, or of one file without a patient, have one
-    client and one role.
-    """
+    """One question about each picture, whose answer is its class; ``pictures`` has one picture a row."""
     partition = options.partition or ("client" if any(row.client for row in rows) else "iid")
     table_rows = list(range(len(rows)))  # a file with several pictures has as many equal rows
     if partition == "client":

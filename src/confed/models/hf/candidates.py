@@ -63,11 +63,7 @@ _MASKED = ("sdpa", "eager")  # implementations of attention that read a mask for
 
 @dataclass(frozen=True)
 class CandidateTree:
-    """Prefix tree of C candidates, behind a prompt.
-
-    A node is what some candidates begin with, by its last token; an edge leads from a node to a token that follows it.
-    There is no node for a whole candidate, which nothing follows, and no edge to first tokens, which follow the prompt.
-    """
+    """Prefix tree of C candidates, behind a prompt."""
 
     rows: Tensor  # which candidates these are, int64 (C,)
     tokens: Tensor  # token ids of the nodes, int64 (N,), ancestors first
@@ -140,10 +136,7 @@ def reads_trees(decoder: nn.Module, cache: Any, length: int) -> bool:
 
 @contextmanager
 def first_position_behind(decoder: nn.Module, length: int) -> Iterator[Callable[[], int]]:
-    """Context in which a decoder reads prompts; afterwards the function says the position behind these.
-
-    It is the prompts' length, but for families that count from 1 (PaliGemma).
-    """
+    """Context in which a decoder reads prompts; afterwards the function says the position behind these."""
     read: list[Tensor | None] = []
 
     def keep(module: nn.Module, given: Any, named: dict[str, Any]) -> None:

@@ -226,12 +226,7 @@ class Placeholder:
 
 
 class BarePlaceholder(Placeholder):
-    """Prompts that a processor without chat template makes of one picture and one text.
-
-    PaliGemma's is such a one: it writes the picture, a start, the text and a line's end (Beyer et al., "PaliGemma",
-    2024, section 3.2.1). An answer follows as its tokens and the end of the text. A processor that joins picture and
-    text and adds nothing is that of a model that was not trained on questions.
-    """
+    """Prompts that a processor without chat template makes of one picture and one text."""
 
     def _text(self) -> str:
         name, image = type(self._processor).__name__, str(getattr(self._processor, "image_token", "") or "")

@@ -22,7 +22,7 @@ from confed.data.seeding import generator
 from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
 from confed.models.pretrained import States, seeded, weights_file
-from confed.prepare.pretraining.byte_pairs import byte_pair_tokenizer, write_folder
+from confed.prepare.pretraining.chat import byte_pair_tokenizer, write_folder
 
 CAPTIONS = ("a {}.", "a photo of a {}.", "a drawing of a {}.", "there is a {}.", "a picture of one {}.")
 """Ways to say what a picture shows."""

@@ -30,8 +30,15 @@ from confed.prepare.pretraining.captions import ANSWERS as MATCHES
 from confed.prepare.pretraining.captions import KINDS, CaptionLearner, captioned_scenes
 from confed.prepare.pretraining.chat import CAPTION, QUESTIONS, ChatLearner, captions, trained_processor, word_ids
 from confed.prepare.pretraining.dual import DualLearner, coloured_things_told
-from confed.prepare.pretraining.labels import LABELS, CellNames, macro_average_precision, public_pictures
-from confed.prepare.pretraining.tags import Tagger, cell_targets, tag_words
+from confed.prepare.pretraining.tags import (
+    LABELS,
+    CellNames,
+    Tagger,
+    cell_targets,
+    macro_average_precision,
+    public_pictures,
+    tag_words,
+)
 from confed.tasks.generation import Generation
 
 # Initial values from the packaged vilt_mini where a mini has the same parts -----------------------------------
@@ -314,12 +321,7 @@ MINIS: Mapping[str, Mini] = {
 def pretrain(
     model: str, out: Path | str, *, threads: int = 1, progress: bool = True, **changes: float
 ) -> dict[str, float]:
-    """Pretraining of a mini backbone, whose weights are written.
-
-    After every epoch the weights so far go to ``out`` and the whole training state beside it, to
-    ``<out>.state``; the same call after an interruption continues there and ends with the same weights. The
-    state is removed at the end.
-    """
+    """Pretraining of a mini backbone, whose weights are written."""
     check_choice("model", model, MINIS)
     check_distinct("settings", list(changes), Settings._fields)
     mini = MINIS[model]
