@@ -1,5 +1,6 @@
 """Answers by similarity: modules against NumPy, the task, and training of whole models."""
 
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -821,3 +822,38 @@ def test_pretraining_writes_a_folder_that_the_library_reads(tmp_path: Path) -> N
     assert describe(tmp_path / "mini")["accuracy"] == result
     assert type(AutoModel.from_pretrained(tmp_path / "mini")).__name__ == "CLIPModel"
     create_model("clip", answers=("a", "b"), source=str(tmp_path / "mini"))
+
+
+@pytest.fixture(scope="module")
+def pair() -> dict[str, str]:
+    folder = Path(os.environ.get("CONFED_WEIGHTS", Path(__file__).parents[3] / "shared" / "weights"))
+    if not (folder / "mobilenet_v2_imagenet").is_dir():
+        pytest.skip("no real encoders here; set CONFED_WEIGHTS to their folder")
+    return {"source": str(folder / "mobilenet_v2_imagenet"), "text": str(folder / "minilm_l3")}
+
+
+def test_a_classifier_and_a_text_encoder_compare_names(pair: dict[str, str]) -> None:
+    names = ("dog", "bird", "aeroplane")
+    model = create_model("clip", answers=names, template="{}", trainable="head", **pair).eval()
+    alone = create_model(
+        "encoders", answers=names, vocab_size=0, vision=pair["source"], labels=pair["text"], zero_shot=True
+    )
+    image = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = alone.eval()({"image": image}).logits
+        prepared = (image.float() / 255 - 0.5) / 0.5
+        # names are embedded in the precision of their file there, in float32 here
+        torch.testing.assert_close(model({"image": prepared}).logits, expected, rtol=2e-3, atol=5e-3)
+
+
+def test_context_of_a_pair_is_all_that_learns(pair: dict[str, str]) -> None:
+    model = create_model("clip", answers=NAMES, context="a photo of a", trainable="prompt", **pair)
+    plain = create_model("clip", answers=NAMES, template="a photo of a {}.", trainable="head", **pair)
+    output = model({"image": torch.zeros(1, 3, 224, 224)})
+    torch.testing.assert_close(output.logits, plain({"image": torch.zeros(1, 3, 224, 224)}).logits)
+    output.logits[0, 0].backward()
+    assert [name for name, value in model.named_parameters() if value.grad is not None] == [CONTEXT]
+    with pytest.raises(ValueError, match=r"leave model\.text empty"):
+        model.patch_features({})
+    with pytest.raises(ValueError, match="no places for them"):
+        create_model("clip", answers=NAMES, trainable="adapters", **pair)
