@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -16,6 +17,7 @@ from PIL import Image
 import shape_checks  # before the packages whose shapes are checked # isort: skip # noqa: F401
 from confed import registry
 from confed.recipes.run_section import RunSection
+from confed.report.figures.style import Drawing
 
 torch.set_num_threads(1)
 gc.disable()  # until all modules of tests are imported
@@ -26,12 +28,6 @@ RunSection.__init__.__defaults__ = tuple(
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-UNDRAWN = {
-    "algorithms", "api", "cli", "data", "datasets", "deployment", "engines", "inference", "models", "package",
-    "processes", "recipes", "runs", "studies", "unlearning",
-}  # fmt: skip
-"""Folders whose tests make runs and look at no figure of a report."""
 
 # Recipes of the tests name things of the tests' own modules. No other is allowed, and nobody's own settings count.
 OWN = [*sorted(path.stem for path in Path(__file__).parent.rglob("*.py")), "breaking"]
@@ -96,11 +92,18 @@ def empty_figure(drawing: object, palette: object, kind: str, dpi: int = 72) -> 
 
 @pytest.fixture(autouse=True, scope="module")
 def figures_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Reports of runs have empty figures, but in the modules that set ``DRAWS``."""
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    """Figures are empty, but for those whose first word a module's ``DRAWS`` holds, or for all where it is True."""
+    drawn = getattr(request.module, "DRAWS", ())
     with pytest.MonkeyPatch.context() as patch:
-        if folder in UNDRAWN and not getattr(request.module, "DRAWS", False):
-            patch.setattr("confed.report.figures.style.Drawing._save", empty_figure)
+        if drawn is not True:
+            whole = Drawing._save
+
+            def save(drawing: Drawing, palette: Any, kind: str, dpi: int = 72) -> tuple[bytes, Any]:
+                if drawing.name.split()[0] in drawn:
+                    return whole(drawing, palette, kind, dpi)
+                return empty_figure(drawing, palette, kind)
+
+            patch.setattr(Drawing, "_save", save)
         yield
 
 

@@ -13,7 +13,7 @@ from confed.runs.build import prepare
 SMALL = ("data.train=6", "data.validation=4", "data.test=4", "local.epochs=1", "local.batch_size=3", "run.rounds=2")
 VILT = ("model.name=vilt_mini",)
 HF = ("model.name=hf", "model.source=tiny:idefics3", "task.name=generation")
-FEW = ("data.train=3", "data.validation=1", "data.test=1")
+FEW = ("data.train=3", "data.validation=1", "data.test=1", "run.rounds=1")
 ADAPTERS, LORA = "model.trainable=adapters", "model.trainable=lora"
 METHODS = {
     "fisher": (LORA, "algorithm.name=fedpeft", "algorithm.aggregation=fisher", "algorithm.fisher_examples=3"),
@@ -30,7 +30,7 @@ METHODS = {
 
 
 def ran(settings: Sequence[str]) -> tuple[ServerState, ServerState]:
-    """The server before and after two rounds in which nobody failed."""
+    """The server before and after rounds in which nobody failed."""
     setup, _ = prepare(load_recipe("fedvqa_scenes", [*SMALL, *settings]))
     executor = InProcess(setup)
     simulation = Simulation(setup, MemoryStore(), executor)

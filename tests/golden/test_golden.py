@@ -10,6 +10,8 @@ import pytest
 
 from golden import FOLDERS, INTERFACE, PAGES, interface, pages_of, stored
 
+DRAWS = True
+
 DRAWN = ("sweep", "vqa")
 """Folders whose figures are drawn: of the others only texts are compared."""
 

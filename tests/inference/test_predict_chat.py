@@ -14,29 +14,9 @@ from confed.data.chat import Said
 from confed.inference.ask import Talk
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from tiny_runs import CHAT, changed
 
-RECIPE = """
-[algorithm]
-name = "fedavg"
-[model]
-name = "hf"
-source = "tiny:llava"
-max_length = 400
-[task]
-name = "chat"
-max_new_tokens = 4
-[data]
-name = "scenes"
-train = 4
-validation = 1
-test = 2
-unseen = []
-[run]
-rounds = 1
-gallery = 0
-evaluate_every = 0
-without = ["home", "commercial", "sports", "natural"]
-"""
+RECIPE = changed(CHAT, max_new_tokens=4, test=2, peft="{rank = 2}\nmax_length = 400")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,8 @@ from confed.runs.run import run
 from confed.tracking.records import tracked_runs
 from own_measures import Rank, Unsure
 
+DRAWS = ("bars",)
+
 SMALL = [
     "data.train=8", "data.validation=4", "data.test=16", "model.name=vilt_tiny", "run.rounds=1", "run.workers=1",
     "local.epochs=1", "run.gallery=0",

@@ -18,6 +18,8 @@ from confed.runs.run import load_run, run
 from confed.runs.samples import fill, filter_of, picked
 from synthetic_study import make_run, picture
 
+DRAWS = ("filter",)
+
 ANSWERS = ("airport", "field", "road", "park")
 
 

@@ -31,6 +31,8 @@ from confed.results.summary import Summary
 from confed.results.views import View
 from synthetic_study import CLIENTS, METHODS, ROUNDS, make_run
 
+DRAWS = True
+
 
 @pytest.fixture(scope="module")
 def study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

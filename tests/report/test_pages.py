@@ -38,6 +38,8 @@ from html_page import Page
 from modal_examples import recipe_file
 from synthetic_study import make_run, picture
 
+DRAWS = True
+
 SCRIPT = files("confed.report.html").joinpath("report.js").read_text(encoding="utf-8")
 BROWSER = shutil.which("chromium")
 

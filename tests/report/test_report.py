@@ -39,6 +39,8 @@ from html_page import Page
 from refusals import refuses
 from synthetic_study import CLIENTS, METHODS, changed, make_run, make_study, picture
 
+DRAWS = True
+
 
 @pytest.fixture(scope="module")
 def study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

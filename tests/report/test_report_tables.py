@@ -42,6 +42,8 @@ from confed.system import format as formats
 from refusals import refuses
 from synthetic_study import CLIENTS, METHODS, SCENES, changed, make_study
 
+DRAWS = ("relative",)
+
 
 def summary(method: str, a: float, b: float, unseen: float | None = None, **more: Any) -> dict[str, Any]:
     return {

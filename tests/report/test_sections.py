@@ -21,6 +21,8 @@ from confed.results.runs import load
 from confed.runs.run import run
 from synthetic_study import CLIENTS, TYPES, changed, make_run
 
+DRAWS = ("steps", "labels", "labels-together")
+
 
 def test_question_types_are_named_in_words_where_a_run_has_names(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)

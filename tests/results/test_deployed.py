@@ -30,6 +30,8 @@ from confed.system import format as formats
 from refusals import refuses
 from synthetic_study import CLIENTS, changed, make_run
 
+DRAWS = ("convergence",)
+
 SEEDS = 5
 ROWS = {"clf_local": ("local", "clf-L"), "adapter": ("fedpeft", "Adapter"), "dat": ("feddat", "FedDAT")}
 SOURCES = {"clf_local": "local", "adapter": "fedavg", "dat": "fedp3"}

@@ -20,33 +20,12 @@ from confed.report.report import write_report
 from confed.results.folder import RunFolder
 from confed.runs.run import prepare, run
 from refusals import refuses
+from tiny_runs import CHAT, changed
 
-TINY = """
-[algorithm]
-name = "fedavg"
-[model]
-name = "hf"
-source = "tiny:llava"
-peft = {rank = 2}
-[task]
-name = "chat"
-max_new_tokens = 3
-[data]
-name = "scenes"
-train = 6
-validation = 2
-test = 4
-unseen = []
-[local]
-batch_size = 3
-lr = 1e-2
-[run]
-rounds = 2
-gallery = 1
-evaluate_every = 0
-without = ["home", "commercial", "sports"]
-"""
-
+TINY = changed(
+    CHAT, max_new_tokens=3, train=6, validation=2, test=4, batch_size=3, lr="1e-2", rounds=2, gallery=1,
+    without='["home", "commercial", "sports"]',
+)  # fmt: skip
 
 OWN = """
 [data]

@@ -32,6 +32,7 @@ from confed.studies.study import grid_of, load_rows, open_study, read_study, row
 from confed.system.events import Event, JobProgress, JobsPlanned, RunProgress
 from confed.system.folder_lock import exclusive
 from refusals import refuses
+from tiny_runs import SQUARES_STUDY, changed
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16", "data.validation=8", "data.test=8",
@@ -330,29 +331,10 @@ def test_killed_in_the_middle_it_ends_with_the_same_bytes(tmp_path: Path) -> Non
 
 assert toy_federation.squares
 
-RECIPE = """name = "old"
-[algorithm]
-name = "fedavg"
-[model]
-name = "vilt_tiny"
-width = 16
-layers = 1
-[task]
-name = "vqa"
-[data]
-name = "squares"
-train = 6
-test = 2
-[local]
-epochs = 1
-[run]
-rounds = 1
-workers = 2
-gallery = 0
-evaluate_every = 0
-[study]
-methods = ["local", "fedavg"]
-"""
+RECIPE = changed(
+    SQUARES_STUDY.replace('"tiny"', '"old"').replace('controls = "none"', "workers = 2"),
+    train=6, test=2, rounds=1, evaluate_every=0,
+)  # fmt: skip
 
 PLAIN = """{
  "recipe": "old",

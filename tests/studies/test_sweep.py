@@ -30,7 +30,7 @@ from modal_examples import gaps, recipe_file
 from refusals import refuses
 from synthetic_study import make_run
 
-DRAWS = True
+DRAWS = ("sweep",)
 TINY = [
     "feddat_function", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
     "data.validation=4", "data.test=10", "local.epochs=1", "run.gallery=0", "run.evaluate_every=0", "run.controls=none",

@@ -1,5 +1,6 @@
 """Settings of runs that take a second, on plain squares, and a method and a model of a notebook's kind."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -73,6 +74,14 @@ workers = 1
 without = ["home", "commercial", "sports", "natural"]
 """
 """A run of a tiny vision-language model that converses, with two clients."""
+
+
+def changed(recipe: str, **values: object) -> str:
+    """A recipe's text with other values of keys, each of which is there once."""
+    for key, value in values.items():
+        recipe, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", recipe, flags=re.MULTILINE)
+        assert count == 1, key
+    return recipe
 
 
 def stop_in_round(number: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[Event], None]:
