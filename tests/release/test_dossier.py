@@ -15,13 +15,11 @@ from command_line import confed as command
 from confed.analysis.case import Case
 from confed.cli.attack import PROBES
 from confed.recipes.recipe import load_recipe
-from confed.release.account import sent_by_site, spans, tensor_kinds
-from confed.release.gains import compared
+from confed.release.gains import compared, robust_z, sent_by_site, spans, tensor_kinds
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes
 from confed.release.probes import pictures
 from confed.release.seal import check_seal, seal
-from confed.release.standout import robust_z
 from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
 from confed.results.stored import records_of
 from confed.runs.run import run

@@ -12,10 +12,9 @@ from confed.privacy.membership import auc_of
 from confed.release.probes.labels import label_counts, largest_remainders, overlap
 from confed.release.probes.pictures import nearest_errors, total_variation
 from confed.release.probes.properties import explained_shares
-from confed.release.probes.records import finding_of, likelihood_scores, phi
+from confed.release.probes.records import Scored, curve_of, finding_of, likelihood_scores, phi, rate_at
 from confed.release.probes.sites import advantage, named_sites, site_membership
 from confed.release.probes.text import exposure, longest_run
-from confed.release.roc import Scored, curve_of, rate_at
 
 
 def test_area_is_the_mann_whitney_statistic_over_pairs() -> None:

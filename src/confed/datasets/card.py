@@ -53,7 +53,7 @@ class CardClient:
         task: its own task; empty for the recipe's.
         modalities: what it owns; empty where all examples are pictures with questions.
         consent: who consented to its part, when, to which policy, under the site's signature
-            (:mod:`confed.deployment.consent`); empty where nobody has.
+            (:mod:`confed.deployment.policy`); empty where nobody has.
     """
 
     answers: tuple[str, ...] = ()
