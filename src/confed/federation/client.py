@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.client_info import ClientInfo
+from confed.federation.keyed_noise import KeyedNoise, Noise
 from confed.federation.local import Local
 from confed.federation.measure import Measure
 from confed.federation.messages import Message
 from confed.federation.params import Params, Scalar, Scope, copy_into
 from confed.federation.protocols import ClientData, Task
-from confed.federation.randomness import KeyedNoise, Noise, generator
+from confed.federation.randomness import generator
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
 from confed.federation.step_checkpoints import StepCheckpoints
@@ -158,7 +159,7 @@ class Client:
         return self.rng(purpose) if self.journal is None else None
 
     def fixed_noise(self, purpose: str, *, repeatable: bool = True) -> Noise:
-        """Noise that a request which comes again does not draw anew (see :mod:`confed.federation.randomness`).
+        """Noise that a request which comes again does not draw anew (see :mod:`confed.federation.keyed_noise`).
 
         Releases that no journal counts need it: those at the cut of split learning, and those of every step.
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.federation.batches import rows, sampled_batches, to_device
+from confed.federation.keyed_noise import noise_for
 from confed.federation.protocols import Batch, DrawsAnew, LossPerExample, Output, RandomAccess
-from confed.federation.randomness import noise_for
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.specs import Contrasting
 from confed.federation.stacked_passes import Layers, layers_of

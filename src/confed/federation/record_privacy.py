@@ -43,7 +43,7 @@ class RecordPrivacy:
         delta: of the (epsilon, delta) that reports give; well below one over a client's number of examples.
         repeatable: samples and noise are functions of the run's seed, so that a run can be repeated; a party that
             knows the seed can subtract the noise. False: the operating system draws them. Across machines a site
-            makes them from a secret of its own in either case (:mod:`confed.federation.randomness`).
+            makes them from a secret of its own in either case (:mod:`confed.federation.keyed_noise`).
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012

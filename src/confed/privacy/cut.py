@@ -49,7 +49,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from confed.federation.randomness import Noise, noise_for
+from confed.federation.keyed_noise import Noise, noise_for
 
 
 @dataclass(frozen=True)

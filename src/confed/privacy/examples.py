@@ -28,7 +28,7 @@ from typing import Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from confed.federation.randomness import Noise, noise_for
+from confed.federation.keyed_noise import Noise, noise_for
 from confed.privacy.accountant import Adjacency, epsilon
 
 
@@ -44,7 +44,7 @@ class ExamplePrivacy:
         adjacency: what two neighbouring data sets differ in: an example is another one, or its gradient is zero.
         repeatable: noise is a function of the run's seed, so that a run can be repeated; a party that knows the seed
             can subtract it. False: the operating system draws every number. Across machines a site makes it from a
-            secret of its own in either case (:mod:`confed.federation.randomness`).
+            secret of its own in either case (:mod:`confed.federation.keyed_noise`).
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012

@@ -19,11 +19,12 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import NoiseSecret, Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, seal, version_of
-from confed.federation import randomness
+from confed.federation import keyed_noise
 from confed.federation.algorithm import Algorithm
+from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.local import Local
 from confed.federation.messages import Message
-from confed.federation.randomness import KeyedNoise, normal
+from confed.federation.randomness import normal
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.federation.wire import decode
 from confed.privacy.cut import CutPrivacy
@@ -189,7 +190,7 @@ def test_another_model_gets_other_noise_for_equal_rows(tmp_path: Path) -> None:
     start = decode(heard[0][0][1])
     assert asked(heard[0][0]).action == "receive"
     clean: list[Tensor] = []
-    real = randomness.KeyedNoise.normal
+    real = keyed_noise.KeyedNoise.normal
 
     def seen(self: KeyedNoise, values: Tensor, dtype: torch.dtype, *scale: float) -> Tensor:
         clean.append(values.detach().clone())

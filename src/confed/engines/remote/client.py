@@ -53,9 +53,9 @@ from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
 from confed.federation.directory_store import newest_until
 from confed.federation.equivalence import follows_steps
+from confed.federation.keyed_noise import KeyedNoise
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Scalar, Scope
-from confed.federation.randomness import KeyedNoise
 from confed.federation.state import ClientState
 from confed.federation.step_checkpoints import EVERY, StepCheckpoints, read_interval
 from confed.federation.update_privacy import UpdatePrivacy
@@ -207,7 +207,7 @@ def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
     return entries
 
 
-# Secret of a site that its noise is a function of (KeyedNoise) -----------------------------------------------
+# Secret of a site that its noise is a function of (keyed_noise) -----------------------------------------------
 
 BYTES = 32
 
