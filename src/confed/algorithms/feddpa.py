@@ -187,12 +187,12 @@ class FedDPA(FisherWeighted):
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
         """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().evaluate(self._weighing(client), message)
+        return super().evaluate(replace(client, model=self.deployed_model(client.model)), message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
         """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().examine(self._weighing(client), message)
+        return super().examine(replace(client, model=self.deployed_model(client.model)), message)
 
     def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
         branches = Branches(client.model, "FedDPA")
@@ -216,9 +216,6 @@ class FedDPA(FisherWeighted):
     def deployed_model(self, model: nn.Module) -> nn.Module:
         """The model as a network that weighs its two adapters for each input: what a trained model answers with."""
         return _Weighing(model, self.adapter, self.scale)
-
-    def _weighing(self, client: Client) -> Client:
-        return replace(client, model=self.deployed_model(client.model))
 
 
 class _Examples(nn.Module):
