@@ -182,11 +182,7 @@ def _taking_part(study: StudyResults) -> tuple[str, ...]:
 
 
 def _exchanged(study: StudyResults) -> str:
-    """Description of the communication between parties.
-
-    A method of which no parameter is sent sends activations, or what models say of common examples, or nothing at
-    all: messages that only say that a client is done have a few bytes, too.
-    """
+    """Description of the communication between parties: models, activations, scores of common examples, or nothing."""
     models = False
     split: list[str] = []
     scores: list[str] = []
