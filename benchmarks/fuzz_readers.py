@@ -236,7 +236,7 @@ def _names(root: Path) -> list[Reader]:
     from confed.recipes.recipe import load_recipe, parse_recipe
     from confed.results.sweep import read_sweep
     from confed.runs.grants import asks_of, check_grants, local_paths
-    from confed.studies.published_sources import read_published
+    from confed.studies.published import read_published
     from confed.studies.study import free_folder
 
     folder = root / "names"

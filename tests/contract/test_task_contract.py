@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import confed
+from confed.federation.model_contract import TASK_CHECKS
 from confed.federation.protocols import Output
-from confed.federation.task_contract import TASK_CHECKS
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
 from confed.tasks.multilabel import Multilabel

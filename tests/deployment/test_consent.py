@@ -9,7 +9,7 @@ import pytest
 from command import exit_code
 from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.authority import make_key
-from confed.deployment.consent import check_consents, check_policy, give_consent
+from confed.deployment.policy import check_consents, check_policy, give_consent
 from confed.deployment.provision import Federation, provision, read_sites, sign_again
 
 WHO = "Dr. A. Weber, data protection officer"

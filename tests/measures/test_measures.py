@@ -19,8 +19,7 @@ from confed.measures.macro_f1 import MacroF1
 from confed.measures.top5 import Top5
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
-from confed.report.figures.save import save_figures
-from confed.report.report import render
+from confed.report.report import render, save_figures
 from confed.report.tables.columns import Context, MethodRow, _caption_column, _recall_column, columns_of
 from confed.report.tables.models import model_studies, model_table, model_tables
 from confed.report.tables.paper import paper_table

@@ -22,7 +22,7 @@ from confed.recipes.recipe import load_recipe
 from confed.report.report import write_report
 from confed.results.runs import load
 from confed.results.sweep import read_sweep
-from confed.studies.published_sources import read_published
+from confed.studies.published import read_published
 from confed.studies.tuned import read_tuned
 from refusals import refuses
 from tiny_runs import TINY

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from confed.metrics.statistics import mean
-from confed.studies.published_sources import read_published
+from confed.studies.published import read_published
 from refusals import refuses
 from repository import ROOT, script_module
 

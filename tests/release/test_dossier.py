@@ -26,20 +26,17 @@ from confed.engines.remote.sites import Timeouts
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.membership import auc_of
 from confed.recipes.recipe import load_recipe
-from confed.release.account import sent_by_site, spans, tensor_kinds
-from confed.release.gains import compared
+from confed.release.gains import compared, robust_z, sent_by_site, spans, tensor_kinds
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, probes
 from confed.release.probes import pictures
 from confed.release.probes.labels import label_counts, largest_remainders, overlap
 from confed.release.probes.pictures import nearest_errors, total_variation
 from confed.release.probes.properties import explained_shares
-from confed.release.probes.records import finding_of, likelihood_scores, phi
+from confed.release.probes.records import Scored, curve_of, finding_of, likelihood_scores, phi, rate_at
 from confed.release.probes.sites import advantage, named_sites, site_membership
 from confed.release.probes.text import exposure, longest_run
-from confed.release.roc import Scored, curve_of, rate_at
 from confed.release.seal import check_seal, read_key, seal
-from confed.release.standout import robust_z
 from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
 from confed.results.stored import records_of
 from confed.runs.run import run

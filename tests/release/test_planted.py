@@ -15,7 +15,7 @@ from confed.recipes.recipe import load_recipe
 from confed.release.limits import Release
 from confed.release.probe import Estimate
 from confed.release.probes import properties, records, text
-from confed.release.roc import Scored
+from confed.release.probes.records import Scored
 from confed.release.verdict import judge
 from confed.runs.run import run
 

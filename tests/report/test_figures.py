@@ -22,8 +22,8 @@ from confed.report.figures import bars as plots
 from confed.report.figures import curves as lines
 from confed.report.figures.annotate import at_points, spread
 from confed.report.figures.answers import ANSWERS, answers_by_place, shared_by
-from confed.report.figures.save import save_figures
 from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, line_style, series_styles
+from confed.report.report import save_figures
 from confed.results.history import seconds_until, validation_loss
 from confed.results.runs import RunResults, load
 from confed.results.stored import records_of

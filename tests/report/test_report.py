@@ -17,9 +17,8 @@ from scipy import stats
 
 from confed.metrics.statistics import unpaired_t
 from confed.report import sections as sections_package
-from confed.report.figures.save import figures
 from confed.report.html.media import ImageStore
-from confed.report.report import render, write_report
+from confed.report.report import figures, render, write_report
 from confed.report.section import sections
 from confed.report.sections import privacy_curve
 from confed.report.sections.privacy_curve import accuracy_against_epsilon, curves, section

@@ -10,9 +10,8 @@ from safetensors.numpy import load_file
 from coloured_labels import LABELS, RECIPE, colours_dataset, told
 from confed.datasets.scenes.questions import FAMILIES, TYPE_NAMES
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.save import figures
 from confed.report.html.page import Tabs
-from confed.report.report import render
+from confed.report.report import figures, render
 from confed.report.sections.general import clients, cost, features_saved, question_types
 from confed.report.sections.labels import label_scores, labelled, shares, unit
 from confed.report.sections.split_steps import Span, busy, busy_table, drawing, section, spans_of, traffic_table

@@ -13,9 +13,8 @@ from scipy import stats
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
 from confed.report.figures.curves import judged_curves
-from confed.report.figures.save import save_figures
 from confed.report.html.page import Tabs
-from confed.report.report import render
+from confed.report.report import render, save_figures
 from confed.report.sections.general import learning, matrices, question_types
 from confed.report.tables.cost import by_backbone
 from confed.report.tables.headline import study_table, table_of

@@ -24,7 +24,7 @@ from confed.runs import at_once
 from confed.runs.at_once import begin, clients_at_once
 from confed.runs.plan import plan_run
 from confed.runs.run import run
-from confed.studies.published_sources import read_published
+from confed.studies.published import read_published
 from confed.system.events import Event, Note, RunProgress
 from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import clients_of

@@ -11,7 +11,7 @@ from confed import registry
 from confed.deployment.site import site_recipe
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.grants import PATHS, asks_of, check_grants, local_paths
-from confed.studies.published_sources import Published
+from confed.studies.published import Published
 from refusals import refuses
 
 with warnings.catch_warnings():

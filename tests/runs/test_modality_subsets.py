@@ -14,9 +14,8 @@ from confed.data.examples import TableData
 from confed.federation.ownership import narrowed
 from confed.federation.params import named_tensors
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.save import save_figures
 from confed.report.html.page import Tabs
-from confed.report.report import render
+from confed.report.report import render, save_figures
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.cost import cost_table
 from confed.report.tables.write import write_tables

@@ -25,8 +25,7 @@ from command_line import confed as command
 from confed.cli.compare import show_verdict
 from confed.results.runs import RunResults, load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
-from confed.studies.published import TABLE, same, write_rows
-from confed.studies.published_sources import Published, read_published
+from confed.studies.published import TABLE, Published, read_published, same, write_rows
 from confed.studies.reproduce import Figure, Verdict, judge, repeat
 from confed.studies.runner import run_study
 from confed.studies.study import free_folder, open_study
@@ -286,7 +285,7 @@ def test_published_row_is_read_from_an_address(results: Path, address: str) -> N
     ],
 )
 def test_faulty_and_slow_servers_are_one_line(answer: bytes, message: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("confed.studies.published_sources.MOST_SECONDS", 0.1)
+    monkeypatch.setattr("confed.studies.published.MOST_SECONDS", 0.1)
 
     def serve() -> None:
         connection, _ = server.accept()

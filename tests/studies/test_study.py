@@ -85,7 +85,7 @@ def breaking(tmp_path: Path, monkeypatch: Patch) -> Path:
 def plain(monkeypatch: Patch) -> None:
     """Neither report nor figures, which take a while."""
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.save_figures", lambda folder: [])
 
 
 # Rows ----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert not (root / "fedbn").exists()
     assert "FedBN, seeds 0, 1, cannot run here: FedBN" in (root / "table.md").read_text(encoding="utf-8")
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")  # it takes a while
-    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.save_figures", lambda folder: [])
     assert confed(*command, "--methods", "breaking:Breaks,fedbn", "--json") == 1
     found = json.loads(capfd.readouterr().out)
     assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"

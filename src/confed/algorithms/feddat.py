@@ -64,7 +64,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import action, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
+from confed.federation.families.branches import Branches, chosen_adapter, fresh_adapter, held, one_shared, tensors_of
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.families.last_head import after_last_round, train_head
 from confed.federation.messages import Message
@@ -72,7 +72,7 @@ from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.specs import LearnsTokens
-from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
+from confed.federation.structure import NO_HEAD, adapters_of, private_head
 from confed.federation.train import Objective
 from confed.federation.traits import GlobalModel, Traits
 from confed.losses.distillation import Direction, divergence
@@ -176,15 +176,13 @@ class FedDAT(FisherWeighted):
             ValueError: the model has no adapters, or none of the name, does not say what its head is, or has none of
                 which ``head_steps`` could say when it moves.
         """
-        names = adapters_of(model, "FedDAT").names
-        if self.adapter and self.adapter not in names:
-            raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
+        adapter = chosen_adapter(model, self.adapter, "FedDAT")
         head = private_head(model, self.head, "FedDAT", optional=True)
         if head == NO_HEAD and self.head_steps != "each":
             raise ValueError(
                 f"algorithm.head_steps must be each where the model has no head of its own, got {self.head_steps!r}"
             )
-        return replace(self, adapter=self.adapter or names[0], head=head)
+        return replace(self, adapter=adapter, head=head)
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The client's own adapter, ``local``."""
@@ -192,20 +190,8 @@ class FedDAT(FisherWeighted):
             adapters_of(model, "FedDAT").add(LOCAL, rng)
 
     def rules(self, client: ClientInfo) -> Rules:
-        """One adapter is shared, the other and the heads are private, everything else stays as it is.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
-        if not self.adapter:
-            raise ValueError("FedDAT does not know this model's adapter; call configure(model, task) before the run")
-        private_rules = {} if self.teacher == "frozen" else {tensors_of(LOCAL): Scope.PRIVATE}
-        return {
-            tensors_of(self.adapter): Scope.SHARED,
-            **head_rules(self.head, "FedDAT"),
-            **private_rules,
-            "*": Scope.FROZEN,
-        }
+        """One adapter is shared, the other and the heads are private; a ``ValueError`` before :meth:`configure`."""
+        return one_shared(self.adapter, () if self.teacher == "frozen" else (tensors_of(LOCAL),), self.head, "FedDAT")
 
     weight = weight_by_setting
 

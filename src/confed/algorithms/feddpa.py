@@ -36,7 +36,7 @@ from confed.federation.algorithm import action, keeps_protections, weight_by_set
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
+from confed.federation.families.branches import Branches, chosen_adapter, fresh_adapter, held, one_shared, tensors_of
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Rules, Scope, copy_into
@@ -44,7 +44,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, SHARE
 from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
-from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
+from confed.federation.structure import NO_HEAD, adapters_of, private_head
 from confed.federation.train import Objective, train
 from confed.federation.traits import GlobalModel, Traits
 
@@ -94,17 +94,9 @@ class FedDPA(FisherWeighted):
         return "alone" if self.head == NO_HEAD else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the averaged adapter and the heads of the model.
-
-        Raises:
-            ValueError: the model has no adapters, or none of the name, or does not say what its head is.
-        """
-        names = adapters_of(model, "FedDPA").names
-        if self.adapter and self.adapter not in names:
-            raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
-        return replace(
-            self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDPA", optional=True)
-        )
+        """Setup of the averaged adapter and the heads; a ``ValueError`` where the model does not tell them."""
+        adapter = chosen_adapter(model, self.adapter, "FedDPA")
+        return replace(self, adapter=adapter, head=private_head(model, self.head, "FedDPA", optional=True))
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The client's own adapter, ``local``, and room for the representations of its examples (zeros)."""
@@ -122,20 +114,8 @@ class FedDPA(FisherWeighted):
         model.add_module(EXAMPLES, _Examples(self.examples, width))
 
     def rules(self, client: ClientInfo) -> Rules:
-        """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
-        if not self.adapter:
-            raise ValueError("FedDPA does not know this model's adapter; call configure(model, task) before the run")
-        private_rules = dict.fromkeys((tensors_of(LOCAL), f"{EXAMPLES}.*"), Scope.PRIVATE)
-        return {
-            tensors_of(self.adapter): Scope.SHARED,
-            **private_rules,
-            **head_rules(self.head, "FedDPA"),
-            "*": Scope.FROZEN,
-        }
+        """One adapter is shared, the rest that learns is private; a ``ValueError`` before :meth:`configure`."""
+        return one_shared(self.adapter, (tensors_of(LOCAL), f"{EXAMPLES}.*"), self.head, "FedDPA")
 
     def sharing(self, model: nn.Module) -> AbstractContextManager[None]:
         """A_g alone."""
@@ -187,12 +167,12 @@ class FedDPA(FisherWeighted):
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
         """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().evaluate(self._weighing(client), message)
+        return super().evaluate(replace(client, model=self.deployed_model(client.model)), message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
         """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().examine(self._weighing(client), message)
+        return super().examine(replace(client, model=self.deployed_model(client.model)), message)
 
     def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
         branches = Branches(client.model, "FedDPA")
@@ -216,9 +196,6 @@ class FedDPA(FisherWeighted):
     def deployed_model(self, model: nn.Module) -> nn.Module:
         """The model as a network that weighs its two adapters for each input: what a trained model answers with."""
         return _Weighing(model, self.adapter, self.scale)
-
-    def _weighing(self, client: Client) -> Client:
-        return replace(client, model=self.deployed_model(client.model))
 
 
 class _Examples(nn.Module):

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections
+from confed.federation.algorithm import Algorithm, Protection, action, keeps_protections, uniform_weight
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
@@ -138,10 +138,7 @@ class FedKD(Algorithm):
         holders = {name: torch.tensor(server.round) for name in heard}
         return replace(after, params=params, slots={**after.slots, LAST: change, HOLDERS: holders})
 
-    @keeps_protections("robust")
-    def weight(self, reply: Reply) -> float:
-        """Every client counts the same."""
-        return 1.0
+    weight = uniform_weight
 
     def _download(self, server: ServerState, client: ClientInfo) -> Message:
         """Last round's change for a client whose reply to it was used, the whole model for others."""

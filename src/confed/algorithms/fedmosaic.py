@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action, uniform_weight
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
@@ -141,9 +141,7 @@ class FedMosaic(Algorithm):
 
     # Server ------------------------------------------------------------------------------------------------
 
-    def weight(self, reply: Reply) -> float:
-        """1: of what is shared besides factors, clients count the same."""
-        return 1.0
+    weight = uniform_weight
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round of the action ``fit``: every client is sent its G_i, and sends its L_i and g~_i."""

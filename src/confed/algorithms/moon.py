@@ -27,7 +27,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
-from confed.federation.structure import feature_width
+from confed.federation.structure import feature_width, fresh_linear
 from confed.federation.teacher import once_per_round, teacher
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
@@ -66,7 +66,7 @@ class MOON(Algorithm):
         """Addition of the projection."""
         if self.mu and self.projection:
             width = feature_width(model, "MOON")
-            layers = _linear(width, width, rng), nn.ReLU(), _linear(width, WIDTH, rng)
+            layers = fresh_linear(width, width, rng), nn.ReLU(), fresh_linear(width, WIDTH, rng)
             model.add_module(NAME, nn.Sequential(*layers))
 
     def objective(self, client: Client) -> Objective:
@@ -94,16 +94,6 @@ class MOON(Algorithm):
             # The upload is a copy of what was trained: it is kept as it is, without another copy.
             client.state.tensors[PREVIOUS] = dict(reply.tensors)
         return reply
-
-
-def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """A linear layer with PyTorch's usual initial distribution, drawn from ``rng``."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    bound = inputs**-0.5
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-bound, bound, generator=rng)
-    return layer
 
 
 def _view(model: nn.Module, params: Params, project: nn.Module) -> Callable[[Batch], Tensor]:

@@ -44,6 +44,7 @@ from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
+from confed.federation.structure import fresh_linear
 from confed.federation.train import train
 from confed.federation.traits import Traits
 
@@ -186,7 +187,7 @@ class Gate(nn.Module):
         self._stride = max(1, features // width)
         read = math.ceil(features / self._stride)
         self._heads, self._scaling = math.gcd(heads, read), scaling
-        self.query, self.key, self.value, self.output = (_linear(read, rng) for _ in range(4))
+        self.query, self.key, self.value, self.output = (fresh_linear(read, read, rng) for _ in range(4))
 
     def forward(self, pictures: Tensor, experts: Tensor) -> Tensor:
         """P(f(x)) m_c(x), (B, K).
@@ -204,14 +205,6 @@ class Gate(nn.Module):
 
     def _split(self, rows: Tensor) -> Tensor:
         return rows.reshape(*rows.shape[:-1], self._heads, -1)
-
-
-def _linear(width: int, rng: torch.Generator) -> nn.Linear:
-    """A layer as the library draws it, from the run's generator."""
-    layer = nn.Linear(width, width)
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=rng)
-    return layer
 
 
 class _Mixing(nn.Module):

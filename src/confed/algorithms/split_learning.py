@@ -18,7 +18,7 @@ round, and averages the copies; *aux* averages the clients' parts (every client 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.reports import Flag, Report
 from confed.federation.specs import Contrasting, model_spec
 from confed.federation.state import ServerState
-from confed.federation.structure import feature_width, heads_of
+from confed.federation.structure import feature_width, fresh_linear, heads_of
 from confed.federation.traits import Traits
 from confed.privacy.cut import CutPrivacy, refuse_mixing
 
@@ -105,7 +105,9 @@ class SplitLearning(TwoServers):
             raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")
         refuse_mixing(self.privacy, model)
         width = feature_width(model, "Split learning")
-        return self.told(head=heads["answers"], modules=nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
+        return self.told(
+            head=heads["answers"], modules=nn.ModuleDict({"middle": _layers(width, self.hidden, torch.Generator())})
+        )
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Insertion of the server's layers between the features and the answer head."""
@@ -276,11 +278,5 @@ class SplitLearning(TwoServers):
         return Cut({"h": self.privacy.activations(output.logits.float(), rng)})
 
 
-def _layers(width: int, hidden: int, rng: torch.Generator | None) -> nn.Sequential:
-    layers: Any = [nn.Linear(a, b, device="meta").to_empty(device="cpu") for a, b in ((width, hidden), (hidden, width))]
-    with torch.no_grad():
-        for layer in layers:
-            for parameter in (layer.weight, layer.bias):
-                bound = layer.in_features**-0.5
-                parameter.zero_() if rng is None else parameter.uniform_(-bound, bound, generator=rng)
-    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+def _layers(width: int, hidden: int, rng: torch.Generator) -> nn.Sequential:
+    return nn.Sequential(fresh_linear(width, hidden, rng), nn.ReLU(), fresh_linear(hidden, width, rng))

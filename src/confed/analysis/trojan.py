@@ -302,11 +302,7 @@ def _value(
 
 
 def truth_loss(predict: Forward, temperature: float = 1.0) -> Objective:
-    """Cross-entropy of the right answers, ``batch["label"]``, under the model's scores divided by a temperature.
-
-    For a task with softmax this is its loss. For binary cross-entropy it has the same aim, and does not flatten out
-    where the model is sure.
-    """
+    """Cross-entropy of the right answers under tempered scores, which does not flatten out where the model is sure."""
 
     def value(batch: Batch) -> Tensor:
         return F.cross_entropy(predict(batch).logits.float() / temperature, batch["label"], reduction="none")

@@ -49,8 +49,7 @@ def write_study_files(
     fraction, and with the improvement of ``relative`` over each of them, client by client ("" for none).
     """
     from confed.report.comparison import compare
-    from confed.report.figures.save import save_figures
-    from confed.report.report import write_report
+    from confed.report.report import save_figures, write_report
     from confed.report.tables.write import write_tables
     from confed.results.runs import load
 

@@ -8,7 +8,6 @@ from confed.cli import init as beginning
 from confed.cli import run as running
 from confed.cli import compare as comparing
 from confed.cli import attack as attacking
-from confed.cli import dossier as examining
 from confed.cli import predict as asking
 from confed.cli import list as looking
 from confed.cli import data as datasets

@@ -317,7 +317,7 @@ def reproduce(
 
     Exit code 1 if a run is different.
     """
-    from confed.studies.published_sources import read_published
+    from confed.studies.published import read_published
     from confed.studies.reproduce import repeat
     from confed.studies.study import free_folder
 

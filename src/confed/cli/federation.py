@@ -166,10 +166,9 @@ def client(
     flare "flare".
     """
     from confed.datasets.card import read_card
-    from confed.deployment.consent import check_policy
     from confed.deployment.manifest import check_serial
     from confed.deployment.monitor import monitored
-    from confed.deployment.policy import policy_of
+    from confed.deployment.policy import check_policy, policy_of
     from confed.deployment.transports import Joining, transport_of
     from confed.system.events import Note
 
@@ -571,7 +570,7 @@ def consent(
     policy: Annotated[Path, typer.Option(help="The policy that is agreed to.")] = Path("policy.toml"),
 ) -> None:
     """Record in a site's card who consents to its part under which policy, signed with the site's key."""
-    from confed.deployment.consent import give_consent
+    from confed.deployment.policy import give_consent
 
     give_consent(card, site, by, key, policy)
     say(escape(f"{by} consents for {site}: {card} has it, signed"))

@@ -170,7 +170,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report.html again and show the table."""
-    from confed.report.figures.save import save_figures
+    from confed.report.report import save_figures
     from confed.results.folder import kind_of, run_folders
     from confed.results.runs import load
     from confed.results.sweep import read_sweep

@@ -176,11 +176,7 @@ def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
 
 
 def all_pairs(methods: Methods, measures: Outcomes, margin: float = MARGIN) -> list[Difference]:
-    """Every method against every one before it, on every measure that both have.
-
-    In the order of measures, then of pairs. Each kind of test is corrected by Holm's procedure over all pairs of
-    methods with values of the measure, also those that cannot be tested.
-    """
+    """Every method against every one before it, on every measure that both have, corrected by Holm's procedure."""
     pairs: list[Difference] = []
     for measure in measures:
         values = values_of(methods, measure)

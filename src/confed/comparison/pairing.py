@@ -21,10 +21,7 @@ BY_POSITION = (
 
 
 def paired_differences(pairs: Pairs, measure: str) -> dict[str, np.ndarray] | str:
-    """Place -> paired differences of its examples, float64, shape (S, N), as tables order them; or why there are none.
-
-    A row is a seed, NaN where it has no such example.
-    """
+    """Place -> paired differences of its examples, float64 (S, N), NaN where a seed has none; or why there are none."""
     sides = _same_places(pairs, measure)
     if isinstance(sides, str):
         return sides
@@ -90,11 +87,7 @@ def by_position(pairs: Pairs, measure: str) -> bool:
 def aligned(
     base: Examples, other: Examples, reorders: Callable[[], str] = lambda: "", *, same_pool: bool = True
 ) -> np.ndarray | str:
-    """The order in which one run's rows are those of another.
-
-    Returns:
-        int64, shape (N,): ``other.scores[order]`` are of ``base``'s examples; or why there is no such order.
-    """
+    """The order, int64 (N,), in which ``other.scores`` are of ``base``'s examples; or why there is no such order."""
     if len(base.scores) != len(other.scores):
         return OtherExamples(f"other test examples, {len(base.scores)} and {len(other.scores)} of them")
     order = np.arange(len(base.scores))
@@ -116,11 +109,7 @@ def aligned(
 
 
 def over_seeds(seeds: Sequence[Examples], records: Sequence[Record]) -> np.ndarray | str:
-    """Rows of all seeds with every example in one column.
-
-    Returns:
-        float64, shape (S, N), NaN where a seed has no such example; or why they cannot be put together.
-    """
+    """Rows of all seeds, float64 (S, N), with every example in one column, NaN where missing; or why there are none."""
     names = [rows.names for rows in seeds if rows.names is not None]
     if len(names) < len(seeds):
         return _unstackable(seeds, records) or np.stack([rows.scores for rows in seeds])

@@ -20,9 +20,9 @@ from string import Template
 from confed.datasets.card import Card, card_of, merged, read_card
 from confed.datasets.card import digest_of as digest_of_card
 from confed.deployment.authority import issue_server, make_authority, make_key, public_text, trusted
-from confed.deployment.consent import check_consents
 from confed.deployment.manifest import MANIFEST, Manifest, digest_of, same_key, sign, verified
 from confed.deployment.policy import FILE as POLICY
+from confed.deployment.policy import check_consents
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import Name
 from confed.federation.reading import read_bounded

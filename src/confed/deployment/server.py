@@ -67,11 +67,7 @@ def model_digest(servers: Mapping[str, ServerState]) -> str:
 
 
 class FinalResults:
-    """Results of one final model at the sites: a part of ``final.json`` in the run folder.
-
-    The file holds model digest -> {"round", "sites": site -> {"results": view -> metrics, "reason"}}. A result that is
-    there stays; a reason why there is none gives way to a result.
-    """
+    """Results, or why there are none, of one final model at the sites: a part of ``final.json`` in the run folder."""
 
     def __init__(self, path: Path, round: int, model: str) -> None:
         self._path, self.round, self.model = path, round, model

@@ -266,3 +266,9 @@ class Algorithm(Evaluation):
 def weight_by_setting(self: Any, reply: Reply) -> float:
     """The hook ``weight`` of a method with a setting ``weighting``: 1, or the client's number of training examples."""
     return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+
+
+@keeps_protections("robust", "secure_sum", "update_privacy")
+def uniform_weight(self: Any, reply: Reply) -> float:
+    """The hook ``weight`` of a method in whose means every client counts the same."""
+    return 1.0

@@ -123,6 +123,16 @@ def feature_width(model: nn.Module, method: str) -> int:
     return matrix.shape[1]
 
 
+def fresh_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer with PyTorch's usual initial distribution, drawn from ``rng``."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = inputs**-0.5
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=rng)
+    return layer
+
+
 def heads_of(model: nn.Module) -> dict[str, str]:
     """Head as tasks call it -> submodule; empty if the model does not say."""
     return model_spec(model).heads

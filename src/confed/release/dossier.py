@@ -11,13 +11,11 @@ from typing import Any
 from confed.analysis.case import Case
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
-from confed.release.account import sent_by_site, tensor_kinds
 from confed.release.federation import federation_content
-from confed.release.gains import Gain, gains, references
+from confed.release.gains import Gain, Standing, gains, references, sent_by_site, standing, tensor_kinds
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, Finding, Probe, probes
 from confed.release.seal import read_key, seal
-from confed.release.standout import Standing, standing
 from confed.release.verdict import Content, NotExamined
 from confed.report.figures.style import Drawing
 from confed.results.folder import kind_of

@@ -21,7 +21,7 @@ from confed.engines.remote.protocol import Refused
 from confed.federation.file_names import file_name
 from confed.federation.reading import FAULTS, read_bounded
 from confed.inference.finished_run import FinishedRun
-from confed.release.account import sent_by_site, tensor_kinds
+from confed.release.gains import sent_by_site, tensor_kinds
 from confed.release.limits import Release
 from confed.release.probe import Estimate, probes
 from confed.release.seal import check_seal

@@ -9,7 +9,7 @@ from typing import Any
 from confed.inference.finished_run import FinishedRun
 from confed.metrics.statistics import LEVEL, holm
 from confed.recipes.recipe import Recipe
-from confed.release.account import Sent
+from confed.release.gains import Sent
 from confed.release.limits import Release
 from confed.release.probe import Estimate
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, Summary

@@ -4,13 +4,17 @@ It needs no network: drawings, pictures and styles are inside. It holds no date,
 the same bytes. Its sections are those that modules of :mod:`confed.report.sections` declare.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import file_name
 from confed.report import section
 from confed.report.comparison import compare_runs, verdict
+from confed.report.figures.bars import further_bars
+from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.html.page import listed
 from confed.report.sections.general import has_modalities, tasks
@@ -178,11 +182,7 @@ def _taking_part(study: StudyResults) -> tuple[str, ...]:
 
 
 def _exchanged(study: StudyResults) -> str:
-    """Description of the communication between parties.
-
-    A method of which no parameter is sent sends activations, or what models say of common examples, or nothing at
-    all: messages that only say that a client is done have a few bytes, too.
-    """
+    """Description of the communication between parties: models, activations, scores of common examples, or nothing."""
     models = False
     split: list[str] = []
     scores: list[str] = []
@@ -209,3 +209,32 @@ def _exchanged(study: StudyResults) -> str:
 def _counted(number_of: int, noun: str, lower: bool = False) -> str:
     word = _WORDS[number_of] if 0 <= number_of < len(_WORDS) else str(number_of)
     return f"{word.lower() if lower else word} {noun}{'' if number_of == 1 else 's'}"
+
+
+# Figures in files ----------------------------------------------------------------------------------------------
+
+
+def figures() -> dict[str, Callable[[StudyResults], Drawing | None]]:
+    """Name of a file -> what draws it, of all sections of the report."""
+    drawings: dict[str, Callable[[StudyResults], Drawing | None]] = {}
+    for entry in section.sections():
+        drawings |= entry.figures
+    return drawings
+
+
+def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] = ()) -> list[Path]:
+    """Export of a report's figures as ``NAME.png`` and ``NAME.svg``, without those that have no data."""
+    study = load(Path(folder))
+    for method in methods:
+        if method not in study.methods:
+            raise ValueError(f"methods must be among {', '.join(study.methods)}, got {method!r}")
+    if methods:
+        study = replace(study, runs=tuple(run for run in study.runs if run.method in methods))
+    out = Path(out) if out else study.folder / "figures"
+    drawings = {name: make(study) for name, make in figures().items()}
+    for measure, drawing in further_bars(study):
+        drawings[f"measure-{file_name(measure.name)}"] = drawing
+    paths: list[Path] = []
+    for name, drawing in drawings.items():
+        paths += [] if drawing is None else drawing.save(out, name)
+    return paths

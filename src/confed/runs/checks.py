@@ -23,14 +23,13 @@ from confed.federation.client_info import ClientInfo, NamesClients
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.local import Local
 from confed.federation.measure import kept_of, values_of
-from confed.federation.model_contract import check_model_kept, on_trial, reading_fault
+from confed.federation.model_contract import check_model_kept, on_trial, reading_fault, task_faults
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
 from confed.federation.record_gradients import unprotected_reason
 from confed.federation.specs import TaskAware, WritesAnswers, frozen_names, model_spec
 from confed.federation.structure import heads_of
-from confed.federation.task_contract import task_faults
 from confed.models.tokenizer import CountsShortened
 from confed.privacy.examples import ProtectsExamples
 from confed.recipes.recipe import Recipe

@@ -104,15 +104,7 @@ def answer(
     network: nn.Module | None = None,
     task: Any = None,
 ) -> list[dict[str, Any]]:
-    """The model's answer, its probability and its attention over the picture, per question.
-
-    Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
-
-    Where a method answers with more than the model, ``network`` does (``Algorithm.deployed_model``). Attention
-    is over the patches, rows and columns, or over regions, with their "boxes" beside it.
-
-    A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
-    """
+    """The model's answer, its probability and its attention over patches or regions, per question."""
     with torch.no_grad():
         output: Output = (network or workspace.model)(batch)
         if isinstance(task, ComparesCaptions):

@@ -10,8 +10,7 @@ import numpy as np
 from confed.results.runs import RunResults, load
 from confed.results.settings import flat
 from confed.runs.same_recipe import INDIFFERENT
-from confed.studies.published import BITS, heads, row_of, same, seed_differences
-from confed.studies.published_sources import Published
+from confed.studies.published import BITS, Published, heads, row_of, same, seed_differences
 from confed.studies.runner import run_single
 from confed.system.events import Progress, ignore
 from confed.system.packages import packages

@@ -18,9 +18,8 @@ from confed.engines.buffered import unsupported_reason
 from confed.federation.algorithm import Algorithm
 from confed.federation.compression import uncompressible_reason
 from confed.federation.equivalence import unbatchable_training
-from confed.federation.model_contract import MODEL_CHECKS, model_faults, reading_fault
+from confed.federation.model_contract import MODEL_CHECKS, TASK_CHECKS, model_faults, reading_fault, task_faults
 from confed.federation.protocols import Batch, Output
-from confed.federation.task_contract import TASK_CHECKS, task_faults
 from confed.testing.protections import (
     PROTECTED,
     keeps_frozen_tensors,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.client import Client
-from confed.federation.params import Scope
+from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.specs import BelowHead, SplitsPass, model_spec, task_spec
-from confed.federation.structure import adapters_of
+from confed.federation.structure import adapters_of, head_rules
 
 Blend = Mapping[str, float]  # adapter -> weight; see using
 
@@ -102,6 +102,26 @@ class Branches:
 def tensors_of(adapter: str) -> str:
     """The glob that an adapter's tensor names match."""
     return f"*.{adapter}.*"
+
+
+def chosen_adapter(model: nn.Module, wanted: str, method: str) -> str:
+    """The adapter that a setting names, by default the model's first one; a ``ValueError`` where it has none such."""
+    names = adapters_of(model, method).names
+    if wanted and wanted not in names:
+        raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {wanted!r}")
+    return wanted or names[0]
+
+
+def one_shared(adapter: str, private: Iterable[str], head: tuple[str, ...], method: str) -> Rules:
+    """Rules by which one adapter is shared, globs and heads are private, and the rest stays as it is.
+
+    Raises:
+        ValueError: there is no name, because the method was not configured.
+    """
+    if not adapter:
+        raise ValueError(f"{method} does not know this model's adapter; call configure(model, task) before the run")
+    private_rules = dict.fromkeys(private, Scope.PRIVATE)
+    return {tensors_of(adapter): Scope.SHARED, **private_rules, **head_rules(head, method), "*": Scope.FROZEN}
 
 
 def fresh_adapter(client: Client, adapter: str) -> dict[str, Tensor]:

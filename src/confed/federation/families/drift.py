@@ -7,9 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, keeps_protections
+from confed.federation.algorithm import Algorithm, uniform_weight
 from confed.federation.client import Client
-from confed.federation.messages import Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Task
 from confed.federation.state import ServerState
@@ -37,10 +36,7 @@ class Corrected(Algorithm):
         total = {n: torch.zeros_like(t) for n, t in server.params.items() if self.is_corrected(n, t)}
         return {name: replace(server, slots={self.slot: total})}
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def weight(self, reply: Reply) -> float:
-        """Every client counts the same."""
-        return 1.0
+    weight = uniform_weight
 
     def zeros(self, client: Client) -> dict[str, Tensor]:
         """A client's correction before its first round; an error for a method that does not know the model."""

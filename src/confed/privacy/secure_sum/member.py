@@ -102,10 +102,7 @@ class Member:
         return dict(vectors)
 
     def confirm(self, survivors: Sequence[str]) -> dict[str, bytes]:
-        """Confirmation between steps 2 and 3, where blocks have different senders: the survivors this client was told.
-
-        The survivors are checked as in :meth:`unmask`, with the same ValueError.
-        """
+        """Confirmation between steps 2 and 3 of the survivors this client was told, checked as in :meth:`unmask`."""
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
         return {name: self._confirmed(self.name, name, survivors) for name in survivors if name != self.name}
 

@@ -17,11 +17,7 @@ DRAWS = 4000
 
 
 def explained_shares(answered: np.ndarray, shares: np.ndarray, seed: int = 0) -> list[Estimate]:
-    """Figures of mean probabilities and of true shares, both (K, C): sites in rows.
-
-    The test permutes the cells' differences from their means over sites, each in units of the root of its answer's
-    frequency, as counts scatter.
-    """
+    """Figures of mean probabilities and of true shares, both (K, C), with a test that permutes scaled differences."""
     sites = len(shares)
     others = (shares.sum(0) - shares) / (sites - 1)
     estimate = np.clip(others + answered - answered.mean(0), 0, 1)

@@ -60,12 +60,7 @@ class Point:
 
 
 def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
-    """The rows of a study that are split learning, from the smallest epsilon to the largest, by the curve's name.
-
-    On one curve are rows of one method, network, task and data that differ in clipping and noise. Epsilon is that of a
-    client's rows over the whole run, given the weights of its part, where an example may be replaced by any other. A
-    run whose rows are not all noised has no guarantee.
-    """
+    """The rows of split learning that differ in clipping and noise, by curve and rising epsilon of a client's rows."""
     points_of: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}
     curve_of: dict[str, str] = {}

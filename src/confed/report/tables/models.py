@@ -303,12 +303,7 @@ def _numbers_of_seeds(cells: Cells) -> Iterator[int]:
 
 
 def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """The pairs of methods that are compared over models.
-
-    All pairs where there are few methods and no reference is wanted; else each method with each reference, two
-    references with each other once: a hypothesis that counts twice would count twice in the correction too. Without
-    the pairs that may not be tested.
-    """
+    """The pairs of methods that are compared over models: all of a few, else each with each reference, once."""
     methods = [method for method in models.labels if models.measures[OVERALL][method]]
     wanted: list[tuple[str, str]] = []
     if references is None and len(methods) <= ALL_PAIRS_UP_TO:

@@ -27,19 +27,7 @@ from confed.system import format as formats
 
 
 def paper_table(study: StudyResults) -> Table:
-    """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
-
-    Where methods have heads of each client's own it is that of FedDAT (its tables 2 and 3): the model that a method
-    deploys at each client instead of the personal one, and what is trained and sent for it.
-
-    Test results after the last round in percent, mean and standard deviation over seeds; what paired
-    tests over seeds do not tell from the best of a column is bold. Methods without a result, because they have no
-    global model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
-    stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
-    worse than that of local training (or else of FedAvg).
-
-    Of multi-label runs it is that of FedLGT (its tables 1 to 3): :func:`confed.report.tables.labels.label_table`.
-    """
+    """The table of the FedVQA chapter (8.2, 8.3), of FedDAT (2, 3) for heads of clients' own, or of FedLGT (1 to 3)."""
     if labelled := labelled_rows(study):
         return label_table(labelled)
     names = study.rows or study.labels

@@ -96,11 +96,7 @@ def improvement(values: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
 
 
 def left_out(values: BySeed, other: BySeed) -> dict[str, str]:
-    """Clients with no improvement relative to another method -> why: b is 0 for a seed, or there is no a or no b.
-
-    A client whose b is 0 for one of several seeds is left out as a whole: without this seed, at which it gains most, it
-    would seem to gain less.
-    """
+    """Clients with no improvement relative to another method -> why: b is 0 for some seed, or there is no a or no b."""
     reasons: dict[str, str] = {}
     for client in dict.fromkeys((*values, *other)):
         common = values.get(client, {}).keys() & other.get(client, {}).keys()
