@@ -125,6 +125,15 @@ class Table:
         """Whether any rows may be one batch, of which each tensor can be gathered when it is read."""
         return self.present is None and "image_count" not in self.columns
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a batch, where no tensor is as long as the longest of the batch needs; else 0."""
+        others = (self.regions, self.targets, self.labels, self.sounds, self.series)
+        if not self.by_rows or self.image_index.ndim > 1 or any(stored is not None for stored in others):
+            return 0
+        held = [*self.columns.values(), *(() if self.images is None else (self.images,))]
+        return sum(tensor[:1].nbytes for tensor in held if isinstance(tensor, Tensor))
+
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """The given rows as one batch, with their numbers under ``index``, without keys of modalities that they lack.
 
@@ -141,10 +150,7 @@ class Table:
         return {name: gather() for name, gather in self._gathers(rows).items()}
 
     def sets(self) -> list[tuple[str, ...]]:
-        """The sets of modalities that its examples have, each once, in the fixed order of modalities.
-
-        Where examples may lack some, none without examples.
-        """
+        """The sets of modalities that its examples have, each once, in the fixed order of modalities."""
         if self.present is None:
             return [self._everything()]
         kinds: list[list[bool]] = torch.unique(self.present, dim=0).tolist() if len(self) else []
@@ -165,10 +171,10 @@ class Table:
         return self.columns["text"] * self.columns["text_mask"] if index is None else index
 
     def row_batches(self, order: Tensor, batch_size: int, source: object) -> Iterator[RowBatch]:
-        """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read.
-
-        Columns are gathered for several batches at once, up to a MiB of each.
-        """
+        """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read."""
+        if len(order) <= batch_size:
+            yield from [RowBatch(source, order, self._gathers(order))] if len(order) else ()
+            return
         row_bytes = [column.nbytes // max(len(column), 1) for column in self.columns.values()]
         batches = max(1, BLOCK_BYTES // max([batch_size, *(batch_size * size for size in row_bytes)]))
         for block in order.split(batches * batch_size):
@@ -364,10 +370,7 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
 
 
 def _pool_pictures(tables: Sequence[Table]) -> Table:
-    """Pictures, regions and labels of several tables, and the rows' places in them, without columns.
-
-    Rows of tables without pictures have an index of no meaning, in the shape of the others'.
-    """
+    """Pictures, regions and labels of several tables, and the rows' places in them, without columns."""
     stores: dict[tuple[int, ...], Table] = {}
     starts: dict[tuple[int, ...], int] = {}
     for table in tables:

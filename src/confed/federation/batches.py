@@ -25,7 +25,7 @@ MIRRORED = "mirrored"  # key of a batch: which of its examples are mirrored, boo
 PICTURES = ("image", "image2")  # keys of a batch that hold pictures, (B, 3, H, W); both of a pair are turned alike
 
 
-def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
+def training_batches(client: "Client", purpose: str, at_once: int = 1) -> Iterable[Batch]:
     """One shuffled epoch of a client's training batches, augmented as ``client.local`` says.
 
     Data stay as they are where another input, such as others' scores, was computed from each example
@@ -36,8 +36,9 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
     Args:
         client: whose examples.
         purpose: names the random stream of the order; each epoch has its own.
+        at_once: how many batches are one.
     """
-    batches = client.data.train(client.local.batch_size, client.rng(purpose))
+    batches = client.data.train(at_once * client.local.batch_size, client.rng(purpose))
     if client.local.augment == "none" or (isinstance(client.data, NoAugmentation) and client.data.fixed):
         return batches
     chosen = torch.rand(len(client.data), generator=client.rng(f"{purpose}/flip")) < 0.5
@@ -96,7 +97,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def gathered(table: Tensor, numbers: Tensor) -> Tensor:
     """Rows of a table, on its device, by their numbers, which may be on the host."""
-    return table[numbers if table.device == numbers.device else _sent(numbers, table.device)]
+    # Square brackets take three times as long.
+    return table.index_select(0, numbers if table.device == numbers.device else _sent(numbers, table.device))
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -184,9 +184,11 @@ class RandomAccess(Protocol):
 
     Attributes:
         samples_rows: whether they can; False where batches are mixed in another way.
+        row_bytes: bytes of an example in a batch, where a part of a batch is the batch of these examples; else 0.
     """
 
     samples_rows: bool
+    row_bytes: int
 
     def chosen(self, numbers: Tensor, batch_size: int) -> Iterable[Batch]:
         """Training batches of the given examples, int64 (n,), in that order; the last batch may be smaller."""

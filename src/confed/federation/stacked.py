@@ -8,6 +8,7 @@ those of training one by one but for rounding, as the kernels for stacked matric
 Own models of several clients are evaluated at once in the same way.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -24,9 +25,9 @@ from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
 from confed.federation.local import moments_of
 from confed.federation.messages import Message
-from confed.federation.params import Scope
-from confed.federation.protocols import Batch, LossPerExample, Output, Task
-from confed.federation.stacked_passes import StackedPasses
+from confed.federation.params import Scope, combined
+from confed.federation.protocols import Batch, LossPerExample, Output, RandomAccess, Task
+from confed.federation.stacked_passes import JointBatch, StackedPasses
 from confed.federation.train import (
     LocalTraining,
     Objective,
@@ -41,6 +42,7 @@ from confed.federation.train import (
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
+BLOCK_BYTES = 2**25  # of all clients' examples, gathered for several steps at once
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
@@ -152,52 +154,50 @@ def _train_stacked(
     passes: StackedPasses,
     factors: Sequence[Callable[[int, int], float]],
 ) -> list[float]:
-    first, everyone = clients[0], list(range(len(clients)))
+    first = clients[0]
     steps = _Steps(first, {name: stack[name] for name in learning})
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
+    all_leaves = {name: stack[name].detach().requires_grad_() for name in learning}
 
-    losses_of = _Losses([train.objective for train in wanted])
-    streams = [_batches(client, train, device) for client, train in zip(clients, wanted, strict=True)]
-    number, used = 0, set[str]()
-    while batches := {i: batch for i in everyone if (batch := next(streams[i], None)) is not None}:
-        rates = [factor(number, number) for factor in factors]
-        number += 1
-        for group in alike(batches, rates):
-            examples = [batches[i] for i in group]
-            rows = None if group == everyone else torch.tensor(group, device=device)
-            group_stack = stack if rows is None else {name: tensor[rows] for name, tensor in stack.items()}
+    losses_of, used = _Losses([train.objective for train in wanted]), set[str]()
+    at_once = 1 if passes.keeps_features else _batches_at_once(clients)
+    for number, group, factor, joint in _joint_batches(clients, wanted, factors, device, at_once):
+        rows = None if len(group) == len(clients) else torch.tensor(group, device=device)
+        group_stack, leaves = stack, all_leaves
+        if rows is not None:
+            group_stack = {name: tensor[rows] for name, tensor in stack.items()}
             leaves = {name: group_stack[name].detach().requires_grad_() for name in learning}
-            batch, output = passes({**group_stack, **leaves}, examples, first.task)
-            losses = losses_of(group, output, batch, examples)
-            read_by_methods = [] if losses_of.of_task_alone else [clients[i].tensors for i in group]
-            gradients = _gradients(losses.sum(), leaves, read_by_methods)
-            used = used or set(gradients)
-            if used != gradients.keys():
-                raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
-            with torch.no_grad():
-                steps.take(group_stack, gradients, rows, number, rates[group[0]] if rates else 1.0)
-                if rows is None:
-                    total += losses.detach()
-                else:
-                    total[rows] += losses.detach()
-                    for name, tensor in group_stack.items():  # what is counted in a pass, too
-                        stack[name][rows] = tensor
-            losses_of.end()
-            for i in group:
-                count[i] += 1
+        losses = losses_of(group, passes({**group_stack, **leaves}, joint, first.task), joint)
+        read_by_methods = [] if losses_of.of_task_alone else [clients[i].tensors for i in group]
+        gradients = _gradients(losses, leaves, read_by_methods)
+        used = used or set(gradients)
+        if used != gradients.keys():
+            raise RuntimeError(f"only some batches train {sorted(used ^ gradients.keys())}")
+        with torch.no_grad():
+            steps.take(group_stack, gradients, rows, number, factor)
+            if rows is None:
+                total += losses.detach()
+            else:
+                total[rows] += losses.detach()
+                for name, tensor in group_stack.items():  # what is counted in a pass, too
+                    stack[name][rows] = tensor
+        losses_of.end()
+        for i in group:
+            count[i] += 1
     sums: list[float] = cast("Any", total).tolist()
     return [of_all / max(steps, 1) for of_all, steps in zip(sums, count, strict=True)]
 
 
 def _gradients(
-    loss: Tensor, leaves: Mapping[str, Tensor], tensors_of_clients: Sequence[Mapping[str, Tensor]]
+    losses: Tensor, leaves: Mapping[str, Tensor], tensors_of_clients: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Gradients of stacks: of the common pass, and of what losses read of each client's own tensors."""
     inputs = list(leaves.values())
     for tensors in tensors_of_clients:
         inputs += [tensors[name] for name in leaves]
-    reached = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, inputs, allow_unused=True))
+    ones = torch.ones_like(losses)
+    reached = cast("tuple[Tensor | None, ...]", torch.autograd.grad(losses, inputs, ones, allow_unused=True))
     gradients = dict[str, Tensor]()
     for place, name in enumerate(leaves):
         gradient, *of_clients = reached[place :: len(leaves)]
@@ -233,11 +233,11 @@ class _Losses:
         self.of_task_alone = self._task is not None and not any(self._changes)
         self._open = list[Iterator[Tensor]]()
 
-    def __call__(self, group: Sequence[int], output: Output, batch: Batch, each: Sequence[Batch]) -> Tensor:
-        """The losses of a group of K clients, (K,), from outputs and examples end to end, and client by client."""
-        example_losses = None if self._task is None else self._task.example_losses(output, batch)
+    def __call__(self, group: Sequence[int], output: Output, joint: JointBatch) -> Tensor:
+        """The losses of a group of K clients, (K,), from outputs of all their examples."""
+        example_losses = None if self._task is None else self._task.example_losses(output, joint.batch)
         if example_losses is None:
-            return self._one_by_one(group, output, each)
+            return self._one_by_one(group, output, joint.each)
         losses = example_losses.view(len(group), -1).mean(1)
         if self.of_task_alone:
             return losses
@@ -279,8 +279,47 @@ class _Computed:
         raise RuntimeError(f"the method reads {name!r} of the model beside the pass of a batch")
 
 
-def _batches(client: "Client", train: Train, device: torch.device) -> Iterator[Batch]:
-    for (batch,) in step_batches(client, train.order, train.epochs):
+def _batches_at_once(clients: Sequence["Client"]) -> int:
+    """How many of a client's batches are gathered at once: an epoch's, where they are alike and fit into memory."""
+    local, data = clients[0].local, [client.data for client in clients]
+    if local.iterations or len({(type(of_client), len(of_client)) for of_client in data}) > 1:
+        return 1
+    row_bytes = [0]
+    if isinstance(data[0], RandomAccess):
+        row_bytes = [cast(RandomAccess, of_client).row_bytes for of_client in data]
+    if 0 in row_bytes or len(data[0]) * sum(row_bytes) > BLOCK_BYTES:
+        return 1
+    return math.ceil(len(data[0]) / local.batch_size)
+
+
+def _joint_batches(
+    clients: Sequence["Client"],
+    wanted: Sequence[Train],
+    factors: Sequence[Callable[[int, int], float]],
+    device: torch.device,
+    at_once: int,
+) -> Iterator[tuple[int, list[int], float, JointBatch]]:
+    """Number, clients, factor on the rate and examples of each step; the numbers are from 1."""
+    streams = [_batches(client, train, device, at_once) for client, train in zip(clients, wanted, strict=True)]
+    number, size = 0, clients[0].local.batch_size
+    while blocks := {i: block for i, stream in enumerate(streams) if (block := next(stream, None)) is not None}:
+        rates = [factor(number, number) for factor in factors]
+        for group in alike(blocks, rates):
+            each = [blocks[i] for i in group]
+            if at_once == 1:
+                yield number + 1, group, rates[group[0]] if rates else 1.0, JointBatch.of(each)
+                continue
+            whole = combined(torch.stack, each)
+            for step in range(at_once):
+                rows, place = slice(step * size, (step + 1) * size), number + step
+                batch = {name: tensor[:, rows].flatten(0, 1) for name, tensor in whole.items()}
+                factor = factors[group[0]](place, place) if factors else 1.0
+                yield place + 1, group, factor, JointBatch(batch, len(group))
+        number += at_once
+
+
+def _batches(client: "Client", train: Train, device: torch.device, at_once: int) -> Iterator[Batch]:
+    for (batch,) in step_batches(client, train.order, train.epochs, at_once=at_once):
         yield to_device(batch, device)
 
 
@@ -402,7 +441,7 @@ def evaluate_stacked(
             for group in alike(pending):
                 examples = [pending[i] for i in group]
                 group_values = stack if group == everyone else {name: tensor[group] for name, tensor in stack.items()}
-                output = passes(group_values, examples, task)[1]
+                output = passes(group_values, JointBatch.of(examples), task)
                 parts = zip(*(client_output.chunk(len(group)) for client_output in output), strict=True)
                 for i, client_output, batch in zip(group, parts, examples, strict=True):
                     tallies[i].add(Output(*client_output), batch)

@@ -11,6 +11,7 @@ examples of all of them, end to end; these layers alone look at whose rows they 
 
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -52,16 +53,15 @@ def stacked_layers(layers: Layers, values: Mapping[str, Tensor], clients: int) -
     """Layers that take a batch of the examples of K clients, end to end, while the block runs."""
     for name, layer in layers.items():
         # What clients do not have their own of is the same for all; a layer may have no weights, or no biases.
-        common: dict[str, Tensor | None] = dict(layer.named_parameters(recurse=False))
-        weight, bias = (
-            values.get(f"{name}.{key}", None if (t := common.get(key)) is None else t.expand(clients, *t.shape))
-            for key in ("weight", "bias")
-        )
+        both: list[Tensor | None] = []
+        for key, common in (("weight", layer.weight), ("bias", cast("Tensor | None", layer.bias))):
+            stack = values.get(f"{name}.{key}")
+            both.append(common.expand(clients, *common.shape) if stack is None and common is not None else stack)
         held = cast("Any", layer)  # an attribute of the module hides its class's method
         held.forward = (
-            partial(_linear, cast(Tensor, weight), bias)
+            partial(_linear, cast(Tensor, both[0]), both[1])
             if isinstance(layer, nn.Linear)
-            else partial(_normalised, layer, clients, weight, bias)
+            else partial(_normalised, layer, clients, *both)
         )
     try:
         yield
@@ -125,6 +125,34 @@ def _normalised(layer: nn.LayerNorm, clients: int, weight: Tensor | None, bias: 
 # Forward passes of several clients' examples ------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class JointBatch:
+    """Examples of several clients with batches of the same shapes.
+
+    Attributes:
+        batch: client by client, end to end.
+        clients: how many there are.
+        given: batches of the clients, where they are more than tensors.
+    """
+
+    batch: Batch
+    clients: int
+    given: Sequence[Batch] = ()
+
+    @staticmethod
+    def of(each: Sequence[Batch]) -> "JointBatch":
+        """Batches of clients, put together."""
+        return JointBatch(combined(torch.cat, each), len(each), each)
+
+    @property
+    def each(self) -> Sequence[Batch]:
+        """Each client's batch."""
+        if self.given:
+            return self.given
+        rows = zip(*(tensor.chunk(self.clients) for tensor in self.batch.values()), strict=True)
+        return [dict(zip(self.batch, of_client, strict=True)) for of_client in rows]
+
+
 class StackedPasses:
     """Passes of several clients' batches through their models; kept features are looked up before."""
 
@@ -134,33 +162,32 @@ class StackedPasses:
         self._staged = None if staged is None else staged[1]
         self._tried: dict[Hashable, Layers | None] = {}
 
-    def __call__(
-        self, values: Mapping[str, Tensor], each: Sequence[Batch], task: object
-    ) -> tuple[dict[str, Tensor], Output]:
-        """The examples of K clients as one batch, and their outputs, all with K B rows: client by client.
+    @property
+    def keeps_features(self) -> bool:
+        """Whether what frozen layers make of an example is kept."""
+        return self._staged is not None and self._staged.frozen_features is not None
+
+    def __call__(self, values: Mapping[str, Tensor], joint: JointBatch, task: object) -> Output:
+        """The outputs of K clients' examples, all with K B rows: client by client.
 
         Frozen layers that draw random numbers, and what torch cannot map over clients, are a ``RuntimeError``.
         """
-        batch = combined(torch.cat, each)
-        states = self._states(each)
-        shapes = tuple((name, tensor.ndim) for name, tensor in batch.items())
+        states = self._states(joint)
+        shapes = tuple((name, tensor.ndim) for name, tensor in joint.batch.items())
         key = (id(task), self.model.training, tuple(values), shapes)
         if key not in self._tried:
-            self._tried[key] = self._layers(values, batch, each, states)
+            self._tried[key] = self._layers(values, joint, states)
         layers = self._tried[key]
-        output = (
-            self._mapped(values, batch, each, states) if layers is None else self._joint(layers, values, batch, states)
-        )
-        return batch, output
+        return self._mapped(values, joint, states) if layers is None else self._joint(layers, values, joint, states)
 
-    def _states(self, each: Sequence[Batch]) -> list[Any] | None:
+    def _states(self, joint: JointBatch) -> list[Any] | None:
         """Each client's state after the frozen layers; None where no features are kept."""
         staged = self._staged
         if staged is None or (features := staged.frozen_features) is None:
             return None
         # Also once nothing is kept any more: inside of `vmap` these layers would round otherwise from then on.
         before = torch.get_rng_state()
-        states = [features.state(staged, examples) for examples in each]
+        states = [features.state(staged, examples) for examples in joint.each]
         if not torch.equal(before, torch.get_rng_state()):
             raise RuntimeError("the frozen layers draw random numbers, which would be others")
         return states
@@ -170,16 +197,15 @@ class StackedPasses:
         features = None if state is None or self._staged is None else self._staged.frozen_features
         return nullcontext() if features is None else features.given(batch, state)
 
-    def _joint(self, layers: Layers, values: Mapping[str, Tensor], batch: Batch, states: list[Any] | None) -> Output:
-        clients = len(next(iter(values.values())))
-        state = None if states is None else joined(states)
-        with stacked_layers(layers, values, clients), self._given(batch, state):
-            return self.model(batch)
-
-    def _mapped(
-        self, values: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
+    def _joint(
+        self, layers: Layers, values: Mapping[str, Tensor], joint: JointBatch, states: list[Any] | None
     ) -> Output:
-        whole = {name: tensor.view(len(each), -1, *tensor.shape[1:]) for name, tensor in batch.items()}
+        state = None if states is None else joined(states)
+        with stacked_layers(layers, values, joint.clients), self._given(joint.batch, state):
+            return self.model(joint.batch)
+
+    def _mapped(self, values: Mapping[str, Tensor], joint: JointBatch, states: list[Any] | None) -> Output:
+        whole = {name: tensor.view(joint.clients, -1, *tensor.shape[1:]) for name, tensor in joint.batch.items()}
         state, dims = (None, None) if states is None else stacked(states)
 
         def one(values: dict[str, Tensor], batch: Batch, state: Any) -> Output:
@@ -189,9 +215,7 @@ class StackedPasses:
         mapped = vmap(one, in_dims=cast("Any", (0, 0, dims)), randomness="error")(dict(values), whole, state)
         return Output(*(rows_of_clients.flatten(0, 1) for rows_of_clients in mapped))
 
-    def _layers(
-        self, values: Mapping[str, Tensor], batch: Batch, each: Sequence[Batch], states: list[Any] | None
-    ) -> Layers | None:
+    def _layers(self, values: Mapping[str, Tensor], joint: JointBatch, states: list[Any] | None) -> Layers | None:
         """The layers that tell clients' rows apart; None where the model needs ``vmap``.
 
         Tried with values that differ between clients and from the model's.
@@ -204,11 +228,11 @@ class StackedPasses:
             changed = {name: tensor + _noise(tensor, rng) for name, tensor in values.items()}
             try:
                 alone = list[Output]()
-                for place, examples in enumerate(each):
+                for place, examples in enumerate(joint.each):
                     mine = {name: tensor[place] for name, tensor in changed.items()}
                     with self._given(examples, None if states is None else states[place]):
                         alone.append(functional_call(self.model, mine, (examples,)))
-                common = self._joint(layers, changed, batch, states)
+                common = self._joint(layers, changed, joint, states)
             except (RuntimeError, ValueError, TypeError, IndexError):
                 return None  # what is wrong in any case is met again with `vmap`
             return layers if reads_apart(common, alone) else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.batches import rows, to_device, training_batches
-from confed.federation.local import Local, make_optimizer, set_rates
+from confed.federation.local import Local, bare_step, make_optimizer, set_rates
 from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, StepsByKind, Task
@@ -131,6 +131,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         )
     device = parameters[0].device
     optimizer = make_optimizer(parameters, local, [client.lr_factor(name) for name in learning])
+    take_step = bare_step(optimizer)
     factor = rate_factor(client, epochs) if local.schedule.changes else None
     checkpoint, begin = _checkpoint(client), 0
     total, taken = torch.zeros((), device=device), 0
@@ -147,8 +148,9 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
                 set_rates(optimizer, local.lr * factor(step, taken))
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, local.clip)
-            optimizer.step()
-            total += loss
+            with torch.no_grad():
+                take_step()
+                total += loss
             taken += 1
         if checkpoint is not None:
             checkpoint.save_if_due(Position(step + 1, taken, total), optimizer)
@@ -198,13 +200,13 @@ def _steps(
 
 
 def step_batches(
-    client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False
+    client: "Client", order: str = "order", epochs: int | None = None, pairs: bool = False, at_once: int = 1
 ) -> Iterator[list[Batch]]:
-    """Batches of each step of a round, those whose gradients are accumulated together."""
+    """Batches of each step of a round, those whose gradients are accumulated together; or of several steps in one."""
     local = client.local
 
     def of_epoch(epoch: int) -> Iterator[list[Batch]]:
-        batches = (b for b in training_batches(client, f"{order}/{epoch}") if not (pairs and rows(b) == 1))
+        batches = (b for b in training_batches(client, f"{order}/{epoch}", at_once) if not (pairs and rows(b) == 1))
         while group := list(islice(batches, local.accumulate)):
             yield group
 

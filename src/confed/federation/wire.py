@@ -65,12 +65,21 @@ def encode_state(state: ClientState) -> bytes:
             index.append((group, name, dtype, list(tensor.shape)))
             ends.setdefault(dtype, []).append(tensor.detach().cpu().reshape(-1))
     metadata = {
-        "index": json.dumps(index),
         "groups": json.dumps(list(state.tensors)),
+        "index": json.dumps(index),
         "scalars": json.dumps(state.scalars),
     }
-    packed = {dtype: torch.cat(parts) for dtype, parts in ends.items()}
-    return _ordered(save(packed, {**metadata, "digest": _digest(packed, metadata)}))
+    packed = {dtype: torch.cat(ends[dtype]) for dtype in sorted(ends, key=_RANK.__getitem__, reverse=True)}
+    # In the order of their names: equal states are equal bytes.
+    header: dict[str, object] = {"__metadata__": {"digest": _digest(packed, metadata), **metadata}}
+    begin = 0
+    for dtype, values in packed.items():
+        end = begin + values.nbytes
+        header[dtype] = {"dtype": dtype, "shape": [len(values)], "data_offsets": [begin, end]}
+        begin = end
+    text = _encoded(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *map(_bytes, packed.values())])
 
 
 def decode_state(data: bytes) -> ClientState:
@@ -152,8 +161,12 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     digest = sha256(json.dumps(dict(sorted(metadata.items()))).encode())
     for name in sorted(tensors):
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(tensors[name]))
     return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:
@@ -161,16 +174,6 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except Exception as error:  # safetensors raises its own types and, for short input, built-in ones
         raise ValueError(f"not a safetensors file of {len(data)} bytes: {error}") from error
-
-
-def _ordered(data: bytes) -> bytes:
-    """The same file with its metadata in the order of their names: equal states are equal bytes."""
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = _encoded(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def _metadata(data: bytes) -> dict[str, str]:
