@@ -17,6 +17,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.collab import CollabCallError
 from nvflare.collab.api.exceptions import RunAborted
@@ -589,3 +590,16 @@ def test_faulty_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert exit_code(arguments) == 2
         assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_job_is_tried_again_soon_and_never_given_up(tmp_path: Path) -> None:
+    """FLARE's own scheduler waits up to ten minutes between two tries, and gives up after ten."""
+    provision_flare(tmp_path, Federation(("a", "b"), "localhost", 8102, ""))
+    kit = tmp_path / "server"
+    close_kit(kit, flare.SERVER_CLASSES)
+    flare_server._own_storage(kit, kit / "run")  # pyright: ignore[reportPrivateUsage]
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    scheduler = next(part for part in resources["components"] if part["id"] == "job_scheduler")
+    job_scheduler = DefaultJobScheduler(**scheduler["args"])
+    assert job_scheduler.max_schedule_interval <= 2.0
+    assert job_scheduler.max_schedule_count > 100_000

@@ -136,6 +136,11 @@ STRAY = 15.0  # seconds that a connected site may be without the job before it i
 FRUITLESS = 5  # jobs in a row that may end without a new round before the server gives up
 SILENT = 120.0  # seconds after which a server of FLARE's that does not answer is one that cannot
 _RUNNING, _OVER = "RUNNING", "FINISHED:"
+SCHEDULER_SETTINGS = {"min_schedule_interval": LOOK, "max_schedule_interval": LOOK, "max_schedule_count": 10**9}
+"""FLARE starts a job when all its sites answer at one moment: on a bad line it tries again at once, and for ever.
+
+By default it waits twice as long after every try, up to ten minutes, and gives the job up after ten.
+"""
 
 
 @dataclass
@@ -181,6 +186,8 @@ def _own_storage(kit: Path, run: Path) -> None:
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(storage / "jobs")
+        if component["id"] == "job_scheduler":
+            component["args"] |= SCHEDULER_SETTINGS
     # a site that is gone is no site to hand a job to.
     resources["servers"][0]["heart_beat_timeout"] = 60
     write_atomically(path, json.dumps(resources, indent=1).encode())

@@ -44,10 +44,11 @@ SERVER_CLASSES = (CONTROLLER, LEADER)  # what a job may name at the server
 SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)  # what a job may name at a site
 
 LINE_SETTINGS: Mapping[str, Any] = {
-    # What a broken connection swallowed is sent again, for as long as a server waits for a job's sites to start.
+    # What a broken connection swallowed is sent again, for as long as a call lasts. So long FLARE keeps a thread for
+    # everything that has come: with 600 s a server had 1,159 of them after 20 rounds with eight sites.
     "streaming_reliable": True,
     "streaming_retry_wait": 5.0,
-    "streaming_retry_timeout": float(START),
+    "streaming_retry_timeout": HOLD + GRACE,
     # A thin line carries what is on its way, a window, in less time than passes until it is sent again.
     "streaming_chunk_size": 2**18,
     "streaming_window_size": 2**20,
