@@ -18,6 +18,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.engines.local import Workspace
 from confed.engines.perform import client_of
+from confed.federation import record_gradients
 from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message
@@ -93,6 +94,26 @@ def test_one_pass_gives_the_sums_of_single_passes() -> None:
     for sums in (gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)):
         for name, total in wanted.items():
             assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+
+
+def test_batches_of_samples_have_few_sizes_and_fillers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = Local(epochs=4, batch_size=16, lr=0.1, optimizer="sgd")
+    setup = toy_setup(FedAvg(record_privacy=RecordPrivacy(CLIP)), noisy=False, local=local,
+                      clients=toy_clients(0, (64, 64)))  # fmt: skip
+    ends, sizes = list[Tensor](), set[int]()
+    for parts in (8, 10**6):  # with fillers and without
+        monkeypatch.setattr(record_gradients, "SIZES", parts)
+        call = Call(setup.population.info(0), "fit", Message())
+        client = client_of(setup, Workspace(setup.model()), call, ClientState(), 0)
+
+        def losses(model: nn.Module, batch: Batch, client: Client = client, parts: int = parts) -> Iterator[Tensor]:
+            sizes.update([len(batch["index"])] if parts == 8 and len(batch["index"]) > 1 else [])
+            yield client.task.loss(model(batch), batch)
+
+        train(client, losses)
+        ends.append(torch.cat([tensor.detach().flatten() for tensor in trained(client).values()]))
+    assert all(size % 2 == 0 for size in sizes), sizes
+    assert torch.allclose(*ends, atol=1e-6)
 
 
 @pytest.mark.parametrize("twice", ["layer", "weight"])

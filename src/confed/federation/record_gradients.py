@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Losses = Callable[[nn.Module, Batch], Iterator[Tensor]]  # of one batch, in the order of their steps
 
+SIZES = 8  # of batches of a sample, the last of which is filled up
 TOLERANCE = 1e-3  # largest difference of clipped sums in one pass and example by example, over the largest value
 ROUNDING = 1e-5  # by which an example's norm is taken larger than it was computed
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -69,15 +70,28 @@ def private_steps(
         sums = {
             name: torch.zeros(tensor.shape, dtype=torch.float64, device=device) for name, tensor in learning.items()
         }
-        for batch in sampled_batches(client, sample, client.local.batch_size, f"{order}/{step}"):
-            for name, gradient in gradients.clipped_sum(to_device(batch, device)).items():
+        left, numbers = len(sample), _filled(client.data, sample, client.local.batch_size)
+        for batch in sampled_batches(client, numbers, client.local.batch_size, f"{order}/{step}"):
+            for name, gradient in gradients.clipped_sum(to_device(batch, device), left).items():
                 sums[name] += gradient
+            left -= rows(batch)
         for name, tensor in learning.items():
             if privacy.noise > 0:
                 drawn = noise_for(sums[name], noise, precision, privacy.clip, privacy.noise)
                 sums[name] += privacy.noise * privacy.clip * drawn.to(device)
             tensor.grad = (sums[name] / (rate * len(client.data))).to(tensor.dtype)
         yield iter([torch.zeros((), device=device)])
+
+
+def _filled(data: object, sample: Tensor, size: int) -> Tensor:
+    """A sample with some of its examples again behind it, so that the last of its batches has one of few sizes.
+
+    Features of frozen layers are kept for each size of a batch.
+    """
+    if not (isinstance(data, RandomAccess) and data.row_bytes and len(sample)):
+        return sample
+    rest = len(sample) % size
+    return torch.cat([sample, sample[:1].expand(min(-rest % max(1, size // SIZES), size - rest))])
 
 
 def _normal_quantile(share: float) -> float:
@@ -95,14 +109,16 @@ class RecordGradients:
         self._layers = layers_of(client.model, list(learning))
         self._checked = False
 
-    def clipped_sum(self, batch: Batch) -> dict[str, Tensor]:
-        """Sum over the examples of a batch of gradients of a norm of at most C, by tensor."""
+    def clipped_sum(self, batch: Batch, count: int | None = None) -> dict[str, Tensor]:
+        """Sum over the examples of a batch, or the first so many, of gradients of a norm of at most C, by tensor."""
         layers = self._layers
         if layers is not None and not self._checked:
             self._checked = True
             few = {name: column[:2] for name, column in batch.items()}
             self._layers = layers = layers if self._agree(few, layers) else None
-        return self.example_by_example(batch) if layers is None else self.in_one_pass(batch, layers)
+        if layers is not None:
+            return self.in_one_pass(batch, layers, count)
+        return self.example_by_example({name: column[:count] for name, column in batch.items()})
 
     def example_by_example(self, batch: Batch) -> dict[str, Tensor]:
         """The sum by a pass for each example."""
@@ -120,7 +136,7 @@ class RecordGradients:
                 sums[name] += scale * gradient
         return sums
 
-    def in_one_pass(self, batch: Batch, layers: Layers) -> dict[str, Tensor]:
+    def in_one_pass(self, batch: Batch, layers: Layers, count: int | None = None) -> dict[str, Tensor]:
         """The sum by one pass for all examples, from what goes into and comes out of linear and normalising layers."""
         with _recorded(layers) as passes, _summing(self._client):
             loss = self._loss(batch)
@@ -131,6 +147,8 @@ class RecordGradients:
             each[name] = _LayerGradients(layers[name], passes[name].entered, gradient, rows(batch))
         squares = torch.stack([of_layer.squares(self._wanted(name)) for name, of_layer in each.items()]).sum(0)
         scales = self._scales(squares).to(squares.dtype)
+        if count is not None:
+            scales[count:] = 0.0
         sums: dict[str, Tensor] = {}
         for name, of_layer in each.items():
             sums |= {f"{name}.{key}": total for key, total in of_layer.sums(self._wanted(name), scales).items()}
