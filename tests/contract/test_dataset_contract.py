@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ SMALL = {"train": 6, "validation": 4, "test": 4}
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_datasets_keep_the_contract(name: str) -> None:
-    parameters = datasets[name].__code__.co_varnames
+    parameters = signature(datasets[name]).parameters
     sizes = {key: value for key, value in SMALL.items() if key in parameters}
     assert check_dataset(datasets[name], **sizes) == [(check, "passed") for check in DATASET_CHECKS]
 

@@ -1,16 +1,23 @@
-"""What a coordinator signs, and what a site refuses: every change on the way, and what nobody signed."""
+"""What authority and coordinator sign, and what a site refuses: changes on the way, and bad signatures."""
 
 import base64
 import json
+import os
 import shutil
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from cryptography import x509
+from safetensors.torch import load_file
 
 from command import exit_code
 from confed.cli import main
 from confed.deployment.authority import make_authority
 from confed.deployment.doctor import check_signature
+from confed.deployment.flower_app import apps
 from confed.deployment.manifest import (
     ACCEPTED,
     MANIFEST,
@@ -24,8 +31,24 @@ from confed.deployment.manifest import (
     sign,
     verified,
 )
-from confed.deployment.provision import Federation, make_key, provision, read_sites, sign_again, write_sites
-from confed.recipes.recipe import load_recipe
+from confed.deployment.provision import (
+    SITES,
+    Federation,
+    key_of_authority,
+    make_key,
+    provision,
+    read_sites,
+    sign_again,
+    write_sites,
+)
+from confed.deployment.server import run_server
+from confed.deployment.site import signatures_by_list
+from confed.engines.flower.loopback import LoopbackGrid
+from confed.engines.flower.transport import FlowerTransport
+from confed.engines.remote.sites import Timeouts
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.runs.run import run
+from led_recipe import recipe_of
 
 RECIPE = ["data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny"]
 
@@ -304,3 +327,93 @@ def test_a_new_list_of_sites_reaches_the_sites_folders(home: Path) -> None:
     write_sites(server / "sites.json", {"cold": listed["cold"]})
     sign_again(server, server.parent / "authority" / "ca.key")
     assert read_sites(home / "sites.json") == {"cold": listed["cold"]} == dict(newer(home)[1].sites)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    provision(tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "", days=30))
+    return tmp_path / "fed"
+
+
+def test_the_authoritys_key_is_in_no_folder_of_a_party(root: Path) -> None:
+    assert [path.relative_to(root).as_posix() for path in root.rglob("ca.key")] == ["authority/ca.key"]
+    assert (root / "authority").stat().st_mode & 0o777 == 0o700 & ~_umask()
+    assert (root / "authority" / "ca.key").stat().st_mode & 0o777 == 0o600
+    secret = (root / "authority" / "ca.key").read_bytes()
+    assert [path for path in root.rglob("*") if path.is_file() and secret in path.read_bytes()] == [
+        root / "authority" / "ca.key"
+    ]
+
+
+def _umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before & 0o077
+
+
+def test_the_authority_outlives_the_certificate_of_the_server(root: Path) -> None:
+    authority, server = (
+        x509.load_pem_x509_certificate((root / "server" / f"{name}.crt").read_bytes()) for name in ("ca", "server")
+    )
+    assert authority.not_valid_after_utc - server.not_valid_after_utc == timedelta(days=30)
+    server.verify_directly_issued_by(authority)
+
+
+def test_the_authoritys_key_is_found_where_any_version_made_it(root: Path) -> None:
+    server = root / "server"
+    assert key_of_authority(server) == root / "authority" / "ca.key"
+    sign_again(server, key_of_authority(server))
+    (root / "authority" / "ca.key").rename(server / "ca.key")
+    assert key_of_authority(server) == server / "ca.key"
+    sign_again(server, key_of_authority(server))
+    assert verified(server, (server / "ca.crt").read_bytes()).serial == 3
+    (server / "ca.key").unlink()
+    with pytest.raises(ValueError, match=r"authority/ca\.key must hold the authority's private key"):
+        sign_again(server, key_of_authority(server))
+
+
+FOUR = ("warm", "cold", "both", "late")
+
+
+def signing_grid(recipe: Path, root: Path, liar: str) -> LoopbackGrid:
+    """Four sites with keys; the list of one of them has another key for it than everybody else's."""
+    keys = {name: make_key(root / f"{name}.key") for name in FOUR}
+    write_sites(root / SITES, keys)
+    (root / f"{liar}.key").unlink()
+    write_sites(root / "liars.json", keys | {liar: make_key(root / f"{liar}.key")})
+    _, client = apps(recipe)
+    configs: dict[int, dict[str, bool | float | int | str]] = {
+        number: {
+            "site": name, "private": str(root / name), "key": str(root / f"{name}.key"),
+            "members": str(root / ("liars.json" if name == liar else SITES)),
+        }
+        for number, name in enumerate(FOUR)
+    }  # fmt: skip
+    return LoopbackGrid(dict.fromkeys(configs, client), configs)
+
+
+def led(recipe: Recipe, root: Path, checked: bool) -> dict[str, Any]:
+    """A run of the server with the four sites, with and without its check of signatures."""
+    root.mkdir()
+    (file := root / "recipe.toml").write_text(recipe.to_toml())
+    grid = signing_grid(file, root, "late")
+    signatures = signatures_by_list(recipe, read_sites(root / SITES)) if checked else None
+    timeouts = Timeouts(minimum=3, interval=1e-3)
+    return run_server(recipe, root / "state", FlowerTransport(grid), timeouts=timeouts, signatures=signatures)
+
+
+def test_a_bad_signature_is_its_sites_error_alone(tmp_path: Path) -> None:
+    of_four = ("data.name=toy_federation:squares_of_four", "run.evaluate_every=0", "run.controls=none")
+    summed = recipe_of("fedavg", *of_four, "algorithm.secure_sum.colluders=1")
+    with pytest.warns(UserWarning, match="'late' is left out of secure aggregation: the keys of 'late' are not"):
+        summary = led(summed, tmp_path / "checked", checked=True)
+    said = "ValueError: update refused: the keys of 'late' are not signed by the key in the list of members"
+    assert summary["errors"] == [{"round": r, "client": "late", "error": said} for r in (1, 2)]
+    found = load_file(tmp_path / "checked" / "state" / "models" / "global" / "trained.safetensors")
+    run(recipe_of("fedavg", *of_four, 'run.without=["late"]'), tmp_path / "plain")
+    plain = load_file(tmp_path / "plain" / "models" / "global" / "trained.safetensors")
+    assert found.keys() == plain.keys()
+    assert all(torch.allclose(tensor, plain[name], atol=1e-4) for name, tensor in found.items())
+    # The other sites check it too: where the server does not, no site goes on.
+    with pytest.raises(RuntimeError, match="needs 3 clients, and 1 are left after 'secure_shares'"):
+        led(summed, tmp_path / "unchecked", checked=False)

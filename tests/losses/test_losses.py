@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +14,9 @@ from confed.losses.distance_correlation import distance_correlation
 from confed.losses.distillation import Direction, divergence
 from confed.losses.info_nce import Contrast, info_nce, same_answers, similarities
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
+from confed.losses.low_rank import corrected, fitted, mean_by_norm, norm_of_product, stack
 from confed.losses.prompts import knowledge_guidance, score_consistency, text_consistency, text_contrast
+from confed.losses.transport import _by_scaling, transport_plan
 from refusals import refuses
 
 Q = [[1.0, 0, 2], [0, 1, 1], [1, 1, 0]]
@@ -423,3 +426,230 @@ def test_uncertain_is_the_closed_interval():
 def test_faulty_states_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(2, 3))
+
+
+def linear_programme(cost: np.ndarray, mass: float) -> float:
+    """The least cost without entropy, by ``scipy.optimize.linprog``."""
+    from scipy.optimize import linprog
+
+    v, n = cost.shape
+    rows = np.kron(np.eye(v), np.ones(n))
+    columns = np.kron(np.ones(v), np.eye(n))
+    row_sums, column_sums = np.full(v, 1 / v), np.full(n, mass / n)
+    if mass == 1:
+        found = linprog(cost.ravel(), A_eq=np.r_[rows, columns], b_eq=np.r_[row_sums, column_sums])
+    else:
+        found = linprog(cost.ravel(), A_ub=rows, b_ub=row_sums, A_eq=columns, b_eq=column_sums)
+    assert found.success
+    return float(found.fun)
+
+
+def costs(count: int, sources: int, sinks: int) -> Tensor:
+    return torch.rand(count, sources, sinks, dtype=torch.float64, generator=torch.Generator().manual_seed(sources))
+
+
+# Of costs below 1 the first strength takes logarithms and the second does not.
+@pytest.mark.parametrize("strength", [2e-3, 4e-3])
+@pytest.mark.parametrize("mass", [1.0, 0.8, 0.4])
+@pytest.mark.parametrize(("sources", "sinks"), [(4, 2), (7, 2), (5, 3)])
+def test_little_entropy_costs_what_the_linear_programme_does(
+    strength: float, mass: float, sources: int, sinks: int
+) -> None:
+    cost = costs(3, sources, sinks)
+    plan = transport_plan(cost, mass=mass, strength=strength, steps=5000, tolerance=1e-9)
+    for one, moved in zip(cost.numpy(), plan.numpy(), strict=True):
+        assert (one * moved).sum() == pytest.approx(linear_programme(one, mass), abs=2 * strength)
+
+
+@pytest.mark.parametrize("mass", [1.0, 0.7])
+def test_logarithms_change_nothing(mass: float) -> None:
+    """An additional problem whose costs are far apart sends all of them through logarithms."""
+    cost = costs(4, 9, 2)
+    far = torch.cat([cost, 1e4 * cost[:1]])
+    options = {"mass": mass, "strength": 0.1, "steps": 3000, "tolerance": 1e-12}
+    torch.testing.assert_close(transport_plan(far, **options)[:4], transport_plan(cost, **options))
+
+
+@pytest.mark.parametrize("mass", [0.6, 0.8, 1.0])
+@pytest.mark.parametrize(("strength", "above"), [(0.002, 0.05), (0.01, 0.02), (0.02, 0.02)])
+def test_margins_hold_where_the_steps_do_not_suffice(strength: float, above: float, mass: float) -> None:
+    cost = 0.4 + 0.6 * costs(64, 49, 2).float()
+    plan, sooner = (transport_plan(cost, mass=mass, strength=strength, steps=steps) for steps in (100, 5))
+    for found in (plan, sooner):
+        assert float((found.sum(2) * 49).max()) <= 1 + 1.1e-4
+        assert mass < 1 or float((found.sum(2) * 49).min()) >= 1 - 1.1e-4
+        torch.testing.assert_close(found.sum(1), torch.full((64, 2), mass / 2), rtol=1e-5, atol=1e-7)
+        assert float(found.min()) >= 0
+    # The cost is near that of the programme without entropy, which is never above it.
+    for one, moved in zip(cost[:8].double().numpy(), plan[:8].double().numpy(), strict=True):
+        least = linear_programme(one, mass)
+        assert least - 1e-4 <= (one * moved).sum() <= least + above
+
+
+def test_plans_that_meet_their_margins_keep_their_bits() -> None:
+    cost = 0.4 + 0.6 * costs(8, 49, 2)
+    cost[-1] *= 40  # the last problem needs more steps than there are
+    kernel = (-cost / 0.1).transpose(-1, -2).contiguous()
+    kernel = kernel - kernel.amax((-2, -1), keepdim=True)
+    plain = _by_scaling(kernel, 0.8 / 2, 1 / 49, True, 20, 1e-4).transpose(-1, -2)
+    mended = transport_plan(cost, mass=0.8, strength=0.1, steps=20)
+    held = (plain.sum(2) * 49 <= 1 + 1e-4).all(1)
+    assert held[:7].all()
+    assert not held[7]
+    assert torch.equal(mended[:7], plain[:7])
+    assert (mended[7].sum(1) * 49).max() <= 1 + 1e-12
+
+
+def test_entropic_plan_satisfies_its_optimality_condition() -> None:
+    """With equality on both sides, log T + C / strength is a sum of a function of rows and one of columns."""
+    cost = costs(1, 6, 3)
+    plan = transport_plan(cost, strength=0.3, steps=2000, tolerance=1e-12)[0]
+    potential = plan.log() + cost[0] / 0.3
+    centred = potential - potential.mean(0, keepdim=True) - potential.mean(1, keepdim=True) + potential.mean()
+    assert centred.abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(("options", "message"), [({"mass": 0.0}, "mass must lie"), ({"strength": 0.0}, "positive")])
+def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        transport_plan(costs(1, 3, 2), **options)  # type: ignore[arg-type]
+
+
+Array = np.ndarray[Any, Any]
+WEIGHTS = [1.0, 3.0, 2.0]
+
+
+def clients(ranks: tuple[int, ...] = (2, 2, 2), m: int = 6, n: int = 5, seed: int = 3) -> list[tuple[Tensor, Tensor]]:
+    """Factors that share a part, as those of clients that began equal do."""
+    rng = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((max(ranks), n), (m, max(ranks))))
+    return [
+        (a[:r] + 0.6 * torch.randn(r, n, generator=rng).double(), b[:, :r] + 0.6 * torch.randn(m, r, generator=rng))
+        for r in ranks
+    ]
+
+
+def whole(factors: list[tuple[Tensor, Tensor]], weights: list[float] = WEIGHTS) -> Array:
+    return sum(w / sum(weights) * (b @ a).numpy() for (a, b), w in zip(factors, weights, strict=True))  # type: ignore[return-value]
+
+
+def means(factors: list[tuple[Tensor, Tensor]], weights: list[float] = WEIGHTS) -> tuple[Array, Array]:
+    return tuple(np.average([pair[i].numpy() for pair in factors], axis=0, weights=weights) for i in (0, 1))  # type: ignore[return-value]
+
+
+def cosine(one: Array, other: Array) -> float:
+    return float((one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+# LoRA-FAIR ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strength", [0.001, 0.01, 0.03])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_correction_is_the_minimiser_that_scipy_finds(strength: float, seed: int) -> None:
+    factors = clients(seed=seed)
+    target, (mean_a, mean_b) = whole(factors), means(factors)
+
+    def objective(flat: Array) -> float:
+        change = flat.reshape(mean_b.shape)
+        return 1 - cosine(target, (mean_b + change) @ mean_a) + strength * float(np.linalg.norm(change))
+
+    rng = np.random.default_rng(0)
+    tries = [
+        minimize(objective, 1e-2 * rng.normal(size=mean_b.size), method="BFGS", options={"gtol": 1e-9}) for _ in "ab"
+    ]
+    best = min(tries, key=lambda found: found.fun)
+    a, b = corrected(factors, WEIGHTS, strength)
+    np.testing.assert_allclose(a.numpy(), mean_a, atol=1e-12)
+    ours = (b.numpy() - mean_b).ravel()
+    assert objective(ours) <= best.fun + 1e-9
+    np.testing.assert_allclose(ours, best.x, atol=2e-4)
+    assert np.linalg.norm(ours) > 1e-3
+
+
+def test_without_regulariser_the_correction_is_least_squares() -> None:
+    factors = clients()
+    target, (mean_a, mean_b) = whole(factors), means(factors)
+    _, b = corrected(factors, WEIGHTS, 0.0)
+    wanted = np.linalg.lstsq(mean_a.T, target.T, rcond=None)[0].T
+    np.testing.assert_allclose(b.numpy(), wanted, atol=1e-9)
+    assert cosine(target, b.numpy() @ mean_a) > cosine(target, mean_b @ mean_a) + 1e-3
+
+
+def test_where_the_correction_leaves_the_mean() -> None:
+    factors = clients()
+    for given, strength in ((factors, 10.0), ([factors[0]] * 3, 0.01), ([(a, 0 * b) for a, b in factors], 0.01)):
+        mean_a, mean_b = means(given)
+        a, b = corrected(given, WEIGHTS, strength)
+        np.testing.assert_allclose(a.numpy(), mean_a, atol=1e-9)
+        np.testing.assert_allclose(b.numpy(), mean_b, atol=1e-9)
+
+
+# FLoRA-NA -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_fitted_weights_are_those_that_scipy_finds(seed: int) -> None:
+    factors = clients(seed=seed)
+    target, (mean_a, mean_b) = whole(factors), means(factors)
+
+    def gap(flat: Array) -> float:
+        p, q = flat[:3], flat[3:]
+        a, b = (np.tensordot(w, np.stack([pair[i].numpy() for pair in factors]), 1) for i, w in ((0, q), (1, p)))
+        return float(((target - b @ a) ** 2).sum())
+
+    share = np.array(WEIGHTS) / sum(WEIGHTS)
+    best = minimize(gap, np.concatenate([share, share]), method="BFGS", options={"gtol": 1e-10})
+    a, b = fitted(factors, WEIGHTS)
+    ours = float(((target - (b @ a).numpy()) ** 2).sum())
+    assert ours == pytest.approx(best.fun, rel=1e-6)
+    assert ours < 0.99 * float(((target - mean_b @ mean_a) ** 2).sum())
+    for matrix, part in ((a, 0), (b, 1)):  # each is a combination of the clients'
+        basis = np.stack([pair[part].numpy().ravel() for pair in factors], axis=1)
+        rest = matrix.numpy().ravel() - basis @ np.linalg.lstsq(basis, matrix.numpy().ravel(), rcond=None)[0]
+        assert np.abs(rest).max() < 1e-9
+
+
+def test_equal_factors_are_fitted_by_the_mean() -> None:
+    factors = clients()
+    same_a = [(factors[0][0], b) for _, b in factors]  # A in common: the mean is exact
+    for given in ([factors[0]] * 3, same_a):
+        mean_a, mean_b = means(given)
+        a, b = fitted(given, WEIGHTS)
+        np.testing.assert_allclose(a.numpy(), mean_a, atol=1e-9)
+        np.testing.assert_allclose(b.numpy(), mean_b, atol=1e-9)
+    a, b = fitted([(a, 0 * b) for a, b in factors], WEIGHTS)
+    assert not b.any()
+    assert torch.isfinite(a).all()
+
+
+# HetLoRA --------------------------------------------------------------------------------------------------------
+
+
+def test_means_weighted_by_norms_are_sums_by_hand() -> None:
+    factors = clients((1, 3, 2))
+    norms = [w * np.linalg.norm((b @ a).numpy()) for (a, b), w in zip(factors, WEIGHTS, strict=True)]
+    for (a, b), w, norm in zip(factors, WEIGHTS, norms, strict=True):
+        assert w * norm_of_product((a, b)) == pytest.approx(norm, rel=1e-12)
+    wanted_a, wanted_b = np.zeros((3, 5)), np.zeros((6, 3))
+    for (a, b), norm in zip(factors, norms, strict=True):
+        wanted_a[: len(a)] += norm / sum(norms) * a.numpy()
+        wanted_b[:, : len(a)] += norm / sum(norms) * b.numpy()
+    a, b = mean_by_norm(factors, WEIGHTS, 3)
+    np.testing.assert_allclose(a.numpy(), wanted_a, atol=1e-12)
+    np.testing.assert_allclose(b.numpy(), wanted_b, atol=1e-12)
+
+
+def test_updates_of_zero_count_nothing_beside_others() -> None:
+    factors = clients()
+    still = [(a, 0 * b) for a, b in factors]
+    np.testing.assert_allclose(mean_by_norm(still, WEIGHTS, 2)[0].numpy(), means(still)[0], atol=1e-12)
+    a, b = mean_by_norm([still[0], factors[1], still[2]], WEIGHTS, 2)
+    assert torch.equal(a, factors[1][0])
+    assert torch.equal(b, factors[1][1])
+
+
+def test_the_stack_is_the_target() -> None:
+    factors = clients()
+    a, b = stack(factors, WEIGHTS)
+    np.testing.assert_allclose((b @ a).numpy(), whole(factors), atol=1e-12)

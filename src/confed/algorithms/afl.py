@@ -87,9 +87,7 @@ class AFL(Deploying):
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Setup of the numbers of features and of classes."""
         features, classes = _sizes(model)
-        told = replace(self)
-        object.__setattr__(told, "shape", (features + self.intercept, classes))
-        return told
+        return self.told(shape=(features + self.intercept, classes))
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The head, with zeros; no initial values are drawn."""

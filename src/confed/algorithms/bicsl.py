@@ -117,11 +117,8 @@ class BiCSL(TwoServers):
             raise ValueError("BiCSL's servers take the mean of their parts, so algorithm.server must be left as it is")
         for client_part in PARTS["client"]:
             refuse_mixing(self.privacy, model.get_submodule(client_part))
-        method = replace(self)
         modules = nn.ModuleDict({name: copy.deepcopy(model.get_submodule(name)) for name in PARTS["server"]})
-        object.__setattr__(method, "modules", modules.cpu())
-        object.__setattr__(method, "contrast", contrast)
-        return method
+        return self.told(modules=modules.cpu(), contrast=contrast)
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""

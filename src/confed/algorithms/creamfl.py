@@ -190,9 +190,7 @@ class CreamFL(Algorithm):
 
     def with_server_side(self, side: ServerSide) -> Self:
         """Setup of the server's model and public pairs."""
-        told = replace(self)
-        object.__setattr__(told, "side", side)
-        return told
+        return self.told(side=side)
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Check of the model.

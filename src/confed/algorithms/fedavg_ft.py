@@ -4,16 +4,12 @@ Cheng et al., "Fine-tuning is fine in federated learning", 2021 (arXiv 2108.0731
 study of personalized federated learning", 2022 (arXiv 2206.13190).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from confed.federation.algorithm import Algorithm, keeps_protections
-from confed.federation.client_info import ClientInfo
-from confed.federation.families.last_head import personalise_all
-from confed.federation.messages import Flow
+from confed.federation.algorithm import Algorithm
+from confed.federation.families.last_head import after_last_round
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
 
@@ -34,7 +30,4 @@ class FedAvgFT(Algorithm):
         search={"finetune_epochs": (1, 2, 4)},
     )
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """The action ``personalise`` at every client, on the final global model."""
-        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))
+    finish = after_last_round(epochs="finetune_epochs")

@@ -53,7 +53,7 @@ that its effective rate is about twice as large. Comparisons at one rate are equ
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
@@ -61,18 +61,17 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import action, keeps_protections, weight_by_setting
+from confed.federation.algorithm import action, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.families.last_head import personalise_all, train_head
-from confed.federation.messages import Flow, Message
+from confed.federation.families.last_head import after_last_round, train_head
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.specs import LearnsTokens
-from confed.federation.state import ServerState
 from confed.federation.structure import NO_HEAD, adapters_of, head_rules, private_head
 from confed.federation.train import Objective
 from confed.federation.traits import GlobalModel, Traits
@@ -214,12 +213,7 @@ class FedDAT(FisherWeighted):
         """A_s alone."""
         return adapters_of(model, "FedDAT").using({self.adapter: 1.0})
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Training of every client's head on the final A_s, if ``head_epochs`` asks for it."""
-        if not self.head_epochs:
-            return server
-        return (yield from personalise_all(self, server, clients, "fit_head", epochs=self.head_epochs))
+    finish = after_last_round("fit_head", epochs="head_epochs", if_any=("head_epochs",))
 
     # Client ------------------------------------------------------------------------------------------------
 
@@ -332,11 +326,7 @@ class FedDAT(FisherWeighted):
         return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
 
     def _hold_anchor(self, client: Client) -> None:
-        """Copy of the received values into an adapter that is neither trained, nor stored, nor sent.
-
-        The workspace gets it with the first training and not in :meth:`add_modules`: the federation does not know its
-        tensors, and what they held before means nothing.
-        """
+        """The received values in an adapter not trained, stored or sent, made with the first training."""
         bank = adapters_of(client.model, "FedDAT")
         if ANCHOR not in bank.names:
             bank.add(ANCHOR, torch.Generator().manual_seed(0))

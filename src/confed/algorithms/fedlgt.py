@@ -222,10 +222,7 @@ class _PairCounts:
         self.examples = 0
 
     def watching(self, objective: Objective) -> Objective:
-        """The same objective; what it is asked about is counted.
-
-        Counting while training reads no picture a second time.
-        """
+        """The same objective, which counts what it is asked about, so that no picture is read twice."""
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             self._count(batch)

@@ -78,9 +78,7 @@ class FedMD(Algorithm):
 
     def with_public_data(self, examples: int, answers: int) -> "FedMD":
         """Setup of the shape of scores on public examples."""
-        told = replace(self)
-        object.__setattr__(told, "scored", (examples, answers))
-        return told
+        return self.told(scored=(examples, answers))
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: there are none."""

@@ -148,7 +148,11 @@ class FedMosaic(Algorithm):
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Round of the action ``fit``: every client is sent its G_i, and sends its L_i and g~_i."""
         # a client's own factors stay where they are; they are sent for evaluations only.
-        messages = [self._without_own(self.broadcast(server, client)) for client in cohort]
+        messages: list[Message] = []
+        for client in cohort:
+            tensors = self.broadcast(server, client).tensors
+            factors = {name for name, _ in factor_names(tensors)}
+            messages.append(Message({name: tensor for name, tensor in tensors.items() if name not in factors}))
         expected = {name: tensor for name, tensor in server.params.items() if not name.endswith(RECEIVED)}
         compared = server.params[lora_layers(server.params)[self.layer][1]]
         expected[GRADIENT] = torch.zeros(min(self.dimensions, compared.numel()))
@@ -187,10 +191,6 @@ class FedMosaic(Algorithm):
 
         params = self.average(server, rest())
         return replace(server, round=server.round + 1, params=params, slots={**slots, GRADIENT: gradients})
-
-    def _without_own(self, message: Message) -> Message:
-        factors = {name for name, _ in factor_names(message.tensors)}
-        return Message({name: tensor for name, tensor in message.tensors.items() if name not in factors})
 
     # Client ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ has no local prompt, has the global one twice.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import CONTEXT, as_classifier, classes_of, learned_context, scores_of
 from confed.federation.params import Params, Rules, Scope
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, Range
 from confed.federation.traits import Traits
 from confed.losses.transport import transport_plan
@@ -50,17 +50,13 @@ class FedOTP(Deploying):
         group="prompts",
         private_beside=True,
         made_for="prompts",
+        requires=(learned_context,),
         neutral="scores are those of patches, of two prompts",
         search={"mass": (0.6, 0.8, 1.0)},
     )
     mass: Annotated[float, Range(0, 1, above=True)] = 0.8
     strength: Annotated[float, POSITIVE] = 0.1
     steps: Annotated[int, AT_LEAST_ONE] = 100
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method; a ``ValueError`` where the model learns no context."""
-        learned_context(model, "FedOTP")
-        return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The local prompt: the global one's initial values and N(0, 0.02)."""

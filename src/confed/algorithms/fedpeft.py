@@ -6,22 +6,20 @@ model's finetuning trains (adapters, LoRA factors, prompts, biases, or everythin
 classification head for its own answers. Which of them it is, is the model's matter (``model.trainable``).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from torch import nn
 
-from confed.federation.algorithm import action, keeps_protections, weight_by_setting
+from confed.federation.algorithm import action, weight_by_setting
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
-from confed.federation.families.last_head import personalise_all, train_head
-from confed.federation.messages import Flow, Message
+from confed.federation.families.last_head import after_last_round, train_head
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.state import ServerState
 from confed.federation.structure import head_rules, private_head
 from confed.federation.traits import Traits
 
@@ -57,12 +55,7 @@ class FedPEFT(FisherWeighted):
 
     weight = weight_by_setting
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Training of every client's head on the final average, if ``head_epochs`` asks for it."""
-        if not self.head_epochs:
-            return server
-        return (yield from personalise_all(self, server, clients, "fit_head", epochs=self.head_epochs))
+    finish = after_last_round("fit_head", epochs="head_epochs", if_any=("head_epochs",))
 
     @action
     def fit_head(self, client: Client, message: Message) -> Message:

@@ -17,7 +17,7 @@ from); V starts at zero, so that a client starts from p_G.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from confed.federation.families.prompts import (
     scores_of,
 )
 from confed.federation.params import Params, Rules, Scope
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
@@ -60,17 +60,13 @@ class FedPGP(Deploying):
         group="prompts",
         private_beside=True,
         made_for="prompts",
+        requires=(learned_context,),
         neutral="a client's low-rank part is always trained",
         search={"mu": (0.0, 0.5, 1.0), "rank": (1, 4, 8)},
     )
     rank: Annotated[int, AT_LEAST_ONE] = 8
     mu: Annotated[float, NOT_NEGATIVE] = 1.0
     temperature: Annotated[float, POSITIVE] = 0.5
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method; a ``ValueError`` where the model learns no context."""
-        learned_context(model, "FedPGP")
-        return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """U from N(0, 0.02), V of zeros."""

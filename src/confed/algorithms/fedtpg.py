@@ -16,7 +16,7 @@ learning starts near the words of ``model.context``.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import as_classifier, classes_of, learned_context, prompt_pass
 from confed.federation.params import Rules, Scope
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.traits import Traits
 
@@ -46,14 +46,10 @@ class FedTPG(Deploying):
         label="FedTPG",
         group="prompts",
         made_for="prompts",
+        requires=(learned_context,),
         neutral="the context comes from a network, and is not averaged",
     )
     width: Annotated[int, AT_LEAST_ONE] = 32
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method; a ``ValueError`` where the model learns no context."""
-        learned_context(model, "FedTPG")
-        return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The generator, around the model's initial context."""

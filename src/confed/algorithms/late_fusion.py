@@ -10,22 +10,20 @@ so that every network is trained as if the other modalities were not there, and 
 model merges answers (:mod:`confed.models.late_fusion`); nothing is trained through the merged ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.client_info import ClientInfo
-from confed.federation.families.last_head import personalise_all
-from confed.federation.messages import Flow, Message
+from confed.federation.families.last_head import after_last_round
+from confed.federation.messages import Message
 from confed.federation.ownership import owned, restricted
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.state import ServerState
 from confed.federation.structure import reads_absent
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
@@ -46,14 +44,10 @@ class LateFusionFedAvg(Algorithm):
         label="FedAvg per modality + FT",
         group="modalities",
         made_for="modalities",
+        requires=(reads_absent,),
         neutral="the modalities of an example are trained apart, so it never becomes FedAvg of their joint loss",
         search={"finetune_epochs": (1, 2, 4)},
     )
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check that the model accepts missing modalities."""
-        reads_absent(model, self.title)
-        return self
 
     def objective(self, client: Client) -> Objective:
         """The sum of the task's losses of each modality alone."""
@@ -66,10 +60,7 @@ class LateFusionFedAvg(Algorithm):
 
         return losses
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """The action ``personalise`` at every client, on the final global model."""
-        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))
+    finish = after_last_round(epochs="finetune_epochs")
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

@@ -8,18 +8,15 @@ Per-FedAvg's (FO); after the last round every client takes plain gradient steps 
 paper is among the models (``models/mmfed.py``); the method works with any.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections
+from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.client_info import ClientInfo
-from confed.federation.families.last_head import personalise_all
+from confed.federation.families.last_head import after_last_round
 from confed.federation.families.meta import keep_adapted, look_ahead
-from confed.federation.messages import Flow, Message
+from confed.federation.messages import Message
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.state import ServerState
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
 
@@ -46,10 +43,7 @@ class MMFed(Algorithm):
         """The loss after an inner step."""
         return look_ahead(client, self.alpha)
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """The action ``personalise`` at every client, on the final global model."""
-        return (yield from personalise_all(self, server, clients)) if self.adapt_steps else server
+    finish = after_last_round(if_any=("adapt_steps",))
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

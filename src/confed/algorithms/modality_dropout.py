@@ -8,7 +8,7 @@ stays, each with the same probability. Nothing is dropped in evaluation.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.ownership import owned, restricted
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Batch
 from confed.federation.ranges import BELOW_ONE
 from confed.federation.structure import reads_absent
 from confed.federation.train import Objective
@@ -35,15 +35,11 @@ class ModalityDropout(Algorithm):
         label="Modality dropout",
         group="modalities",
         made_for="modalities",
+        requires=(reads_absent,),
         neutral={"rate": 0.0},
         search={"rate": (0.1, 0.3, 0.5)},
     )
     rate: Annotated[float, BELOW_ONE] = 0.3
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check that the model accepts missing modalities."""
-        reads_absent(model, "Modality dropout")
-        return self
 
     def objective(self, client: Client) -> Objective:
         """The task's loss of what is left of the batch."""

@@ -22,21 +22,18 @@ has the global model everywhere. That clients neither train nor send what reads 
 confed's rule for all methods (``federation/ownership.py``).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
 
-from confed.federation.algorithm import Algorithm, keeps_protections
+from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.last_head import personalise_all
-from confed.federation.messages import Flow
+from confed.federation.families.last_head import after_last_round
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, SHARE
-from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 
 LOCAL, SHARED = ".local.", ".shared."  # what stands in the names of M^loc, and in its place in those of M^up
@@ -115,9 +112,4 @@ class ModalityTransformer(Algorithm):
         maps = {name: t for name, t in shared.items() if ".embed." in f".{name}" and SHARED in name}
         return {name.replace(SHARED, LOCAL): t for name, t in maps.items()}
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Fine-tuning of the final model at every client, on its own examples."""
-        if not self.finetune_epochs:
-            return server
-        return (yield from personalise_all(self, server, clients, epochs=self.finetune_epochs))
+    finish = after_last_round(epochs="finetune_epochs", if_any=("finetune_epochs",))

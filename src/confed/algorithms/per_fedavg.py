@@ -19,18 +19,15 @@ beta 0.001 and delta 0.001); b1 and b3 are drawn beside these passes, so that b2
 gradients per step, HF four.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from confed.federation.algorithm import Algorithm, action, keeps_protections, weight_by_setting
+from confed.federation.algorithm import Algorithm, action, weight_by_setting
 from confed.federation.client import Client
-from confed.federation.client_info import ClientInfo
-from confed.federation.families.last_head import personalise_all
+from confed.federation.families.last_head import after_last_round
 from confed.federation.families.meta import keep_adapted, look_ahead
-from confed.federation.messages import Flow, Message
+from confed.federation.messages import Message
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
-from confed.federation.state import ServerState
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
 
@@ -68,11 +65,7 @@ class PerFedAvg(Algorithm):
         """The loss after an inner step."""
         return look_ahead(client, self.alpha, hessian=self.variant == "hf", delta=self.delta)
 
-    @keeps_protections("robust", "secure_sum", "update_privacy")
-    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """The action ``personalise`` at every client, on the final global model."""
-        adapts = self.finetune_epochs or self.adapt_steps
-        return (yield from personalise_all(self, server, clients)) if adapts else server
+    finish = after_last_round(if_any=("finetune_epochs", "adapt_steps"))
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:

@@ -25,7 +25,7 @@ head of its own.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ from confed.federation.algorithm import weight_by_setting
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.fisher import FisherWeighted
 from confed.federation.params import Rules, Scope
-from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
 from confed.federation.traits import Traits
@@ -57,16 +56,12 @@ class PFedMMA(FisherWeighted):
         label="pFedMMA",
         group="finetuning",
         made_for="adapters",
+        requires=(adapters_of,),
         neutral="the outer projections and the head are never shared",
     )
     scale: Annotated[float, POSITIVE] = 1.0
     towers: Literal["tied", "apart"] = "tied"
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check that the model has adapters."""
-        adapters_of(model, "pFedMMA")
-        return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Insertion of the projections S between the two matrices of every adapter.
@@ -96,11 +91,7 @@ class PFedMMA(FisherWeighted):
 
 
 def _places(model: nn.Module, adapters: tuple[str, ...], tied: bool) -> list[tuple[str, nn.Module]]:
-    """The adapters in the model's order, each with its number within its tower, or within the model.
-
-    A tower is what comes before the number of a block in names: ``vilt.encoder.layer`` of
-    ``vilt.encoder.layer.3.output.adapter``. Modules without such a number are one tower together.
-    """
+    """The adapters in the model's order, each with its number within its tower (the name before a block's number)."""
     counts: dict[str, int] = {}
     places: list[tuple[str, nn.Module]] = []
     for name, module in cast(Iterable[tuple[str, nn.Module]], model.named_modules()):

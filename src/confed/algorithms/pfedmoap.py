@@ -28,7 +28,7 @@ copy was changed by its author.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from confed.federation.families.last_head import Deploying
 from confed.federation.families.prompts import CONTEXT, as_classifier, classes_of, learned_context, scores_of
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import train
@@ -79,16 +79,12 @@ class PFedMoAP(Deploying):
         clients_may_leave=False,
         aggregates=(f"{EXPERTS}.*",),
         made_for="prompts",
+        requires=(learned_context,),
         neutral="from the second round on scores are those of several prompts",
         search={"lam": (0.1, 0.5, 1.0)},
     )
 
     # Before anything runs ----------------------------------------------------------------------------------
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method; a ``ValueError`` where the model learns no context."""
-        learned_context(model, "pFedMoAP")
-        return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The gate, and zeros where other clients' prompts go."""

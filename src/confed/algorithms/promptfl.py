@@ -17,14 +17,14 @@ mean of prompts over epochs is left to the mean over clients.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.families.prompts import CONTEXT, as_classifier, learned_context, prompt_pass
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective
 from confed.federation.traits import Traits
@@ -47,6 +47,7 @@ class PromptFL(Algorithm):
         label="PromptFL",
         group="prompts",
         made_for="prompts",
+        requires=(learned_context,),
         neutral={"knowledge": 0.0, "consistency": 0.0},
         search={"knowledge": (1.0, 4.0, 8.0), "consistency": (0.1, 0.3, 1.0)},
     )
@@ -57,11 +58,6 @@ class PromptFL(Algorithm):
         """Weights of the regularisers that are on, so that tuning turns no row into another method."""
         on = {"knowledge": self.knowledge, "consistency": self.consistency}
         return {name: values for name, values in self.traits.search.items() if on[name]}
-
-    def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method; a ``ValueError`` where the model learns no context."""
-        learned_context(model, "PromptFL")
-        return self
 
     @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:

@@ -104,11 +104,8 @@ class SplitLearning(TwoServers):
         if not self.server.plain:
             raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")
         refuse_mixing(self.privacy, model)
-        method = replace(self)
         width = feature_width(model, "Split learning")
-        object.__setattr__(method, "head", heads["answers"])
-        object.__setattr__(method, "modules", nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
-        return method
+        return self.told(head=heads["answers"], modules=nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Insertion of the server's layers between the features and the answer head."""

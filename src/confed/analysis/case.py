@@ -200,10 +200,7 @@ class Case:
         seed: int | None = None,
         listener: Listener = ignored,
     ) -> Models:
-        """The models that the run would have released with these training records alone.
-
-        Another seed gives another order of batches and other draws in training; the initial model stays.
-        """
+        """The models of the run with these training records alone; a seed changes orders and draws."""
         rows = {name: chosen for name, chosen in rows.items() if len(chosen)}
         seed = self.setup.seed if seed is None else seed
         setup = replace(self.setup, population=Part(self.setup.population, rows, changed), seed=seed)

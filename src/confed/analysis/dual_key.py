@@ -153,10 +153,6 @@ def _accuracy(rows: Sequence[Opened], variant: str) -> float | None:
     return average([row.accuracy[variant] for row in rows])
 
 
-def _success(rows: Sequence[Opened], variant: str) -> float | None:
-    return average([row.success[variant] for row in rows])
-
-
 def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
     columns = [Column("run", words=True), Column("model", words=True), Column("clean", "accuracy, %", "%")]
     columns += [Column(_TITLES[variant], "attack success, %", "%") for variant in VARIANTS]
@@ -164,7 +160,8 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
 
     def line(label: str, kind: str, members: Sequence[Opened]) -> tuple[Cell, ...]:
         values = [_accuracy(members, "clean")]
-        values += [_success(members, variant) for variant in VARIANTS]
+        for variant in VARIANTS:
+            values.append(average([row.success[variant] for row in members]))
         values += [_accuracy(members, variant) for variant in VARIANTS if variant != "clean"]
         return (Cell(label), Cell(kind), *map(percent_cell, values))
 

@@ -249,10 +249,7 @@ class Trojan:
         return torch.clamp(clean + (2 * noise - 1) * radius, low, high), move
 
     def _in_the_question(self, batch: Batch, position: Tensor, text: Text, rng: torch.Generator) -> tuple[Tensor, Move]:
-        """Where the search for the last word's embedding begins, and a step of it.
-
-        Not at the clean embedding: how far activations are from the clean ones has no gradient there.
-        """
+        """Start of the search for the last word's embedding, not at the clean one, where no gradient is, and a step."""
         bounds = embedding_bounds(text)
         rows = torch.arange(len(position), device=position.device)
         clean = text.embedding.weight.detach()[batch["text"][rows, position]]
@@ -470,11 +467,7 @@ def _search(
     text: Text,
     rng: torch.Generator,
 ) -> dict[str, Triggered]:
-    """The attacks on a batch, by condition.
-
-    For "both" picture and embedding are searched together; then the picture once more with the word that was found in
-    its place, since a word is not quite the embedding that the picture was made for.
-    """
+    """The attacks on a batch, by condition; for "both" the picture once more with the word that was found."""
     floats = {**batch, "image": batch["image"].float() / 127.5 - 1} if key == "image" else batch
     objective = prepare(floats)
     visual = (key, bounds)

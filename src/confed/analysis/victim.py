@@ -131,10 +131,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
-    """Test questions of all clients (of a personal model's client its own), drawn without replacement.
-
-    Runs on the same data get the same ones. Questions whose answer is outside the vocabulary are left out.
-    """
+    """Test questions with answers in the vocabulary, without replacement; the same for runs on the same data."""
     if count < 1:
         raise ValueError(f"examples must be at least 1, got {count}")
     candidates: list[tuple[str, int]] = []
@@ -222,10 +219,7 @@ def token_names(tokenizer: Any) -> tuple[str, ...]:
 
 
 def ordinary_words(tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Ids of whole words, and ids of special tokens, both int64.
-
-    Pieces that continue a word, names in brackets and single marks are neither; [UNK] is what an unknown word is.
-    """
+    """Ids of whole words, without pieces, names in brackets and single marks, and of special tokens, both int64."""
     names = token_names(tokenizer)
     words = [i for i, name in enumerate(names) if name.isalnum()]
     special = [i for i, name in enumerate(names) if name in SPECIAL_TOKENS and name != "[UNK]"]

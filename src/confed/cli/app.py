@@ -118,10 +118,7 @@ SiteData = Annotated[list[str] | None, typer.Option(help="key=value for [data], 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: errors become one line on standard error and an exit code, warnings a line each.
-
-    It always ends with a SystemExit that has the exit code.
-    """
+    """Entry point: errors become one line on standard error, warnings a line each; ends with a SystemExit."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     with _terminable() as signals:
         code = _code(given)

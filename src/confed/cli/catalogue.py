@@ -40,11 +40,7 @@ class Paper:
 
 @cache
 def papers() -> dict[str, Paper]:
-    """Name of a method -> its row and differences, from ``docs/papers.md``, which wheels hold as ``confed/papers.md``.
-
-    In tables whose first column is "method" that column says whom a row is about. Other tables are about the method
-    in their section's heading, but for rows that begin with the name of another one and a colon.
-    """
+    """Name of a method -> its row and differences, from ``docs/papers.md``, which wheels hold too."""
     packaged = files("confed") / "papers.md"
     place = packaged if packaged.is_file() else Path(__file__).parents[3] / "docs" / "papers.md"
     index: dict[str, Paper] = {}

@@ -64,10 +64,7 @@ class Cluster:
 
 
 def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[str]]:
-    """Address of the Ray cluster that a recipe or overrides name in ``run.address``, and overrides without Ray.
-
-    With them each run of a study is computed by one process, whatever the recipe says.
-    """
+    """Address of the Ray cluster in ``run.address``, and overrides by which one process computes each run."""
     from confed.recipes.recipe import load_recipe
 
     if on != "ray":

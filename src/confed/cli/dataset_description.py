@@ -229,12 +229,6 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     }
 
 
-def _evenly(rows: list[int], most: int) -> list[int]:
-    """At most so many of some rows, evenly spaced."""
-    count = min(len(rows), most)
-    return [rows[number * len(rows) // count] for number in range(count)]
-
-
 def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
     """Different pictures of some examples, each with one question and its answer."""
     from confed.data.examples import presence
@@ -245,7 +239,8 @@ def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
     with_picture = np.flatnonzero(presence(examples)[:, 0])
     each = sorted({int(first[row]): int(row) for row in with_picture[::-1]}.values())
     cells: list[tuple[np.ndarray, str]] = []
-    for row in _evenly(each, most) if spread else each[:most]:
+    count = min(len(each), most)
+    for row in [each[number * len(each) // count] for number in range(count)] if spread else each[:most]:
         answer = examples.answers[row] if examples.labels is None else examples.target.text(row) or "none"
         cells.append((examples.images[int(first[row])], f"{examples.questions[row]} {answer}".lstrip()))
     return cells

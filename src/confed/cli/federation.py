@@ -96,6 +96,7 @@ def server(
     """
     from confed.api.progress import StatusPage
     from confed.deployment.monitor import monitored
+    from confed.deployment.provision import with_card
     from confed.deployment.transports import Leading, transport_of
     from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
@@ -105,7 +106,9 @@ def server(
         state, tls, sites, host, port, Timeouts(minimum, deadline, away), wait, Bounds(update_bound, weight_bound),
         whole, deliver, insecure,
     )  # fmt: skip
-    loaded = _led(recipe, list(overrides or []), method, card)
+    loaded = single_recipe(recipe, list(overrides or []), method)
+    tell_asks(loaded, recipe)
+    loaded = loaded if card is None else with_card(loaded, card)
     with (
         _private(),
         interruptible(state, "the same command"),
@@ -197,15 +200,6 @@ def client(
 def _title(recipe: "Recipe") -> str:
     """Name of a run on its page and in its notices."""
     return f"{recipe.name}, {recipe.sections['algorithm']['name']}"
-
-
-def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
-    """A recipe of one run, with a card in place of its data where there is one."""
-    from confed.deployment.provision import with_card
-
-    loaded = single_recipe(source, overrides, method)
-    tell_asks(loaded, source)
-    return loaded if card is None else with_card(loaded, card)
 
 
 def _handed_out(source: str, overrides: list[str], method: str | None) -> "Recipe":

@@ -55,10 +55,7 @@ class Tried:
 
 
 def choose(found: Found, encoder: str, text_encoder: str, seconds: float) -> tuple[Training | None, list[str]]:
-    """The best of the models that a form of data can be trained with, and what was measured, in sentences.
-
-    None where nothing was measured: the form has one model, there are too few examples, or no time is given.
-    """
+    """The best of the models that a form of data can be trained with, and what was measured; None if nothing was."""
     vision, texts, why = _encoders(
         encoder, text_encoder, reads_texts=found.form not in ("classes", "labels", "objects")
     )

@@ -242,7 +242,7 @@ def _follow(place: Path, states: "list[RunState]", every: float) -> "list[RunSta
     console = Console(highlight=False)
     if console.is_terminal:
         with Live(_states_table(place, states), console=console, refresh_per_second=4) as live:
-            while _under_way(states):
+            while any(state.state == "running" for state in states):
                 time.sleep(every)
                 states = states_of(place)
                 live.update(_states_table(place, states))
@@ -253,15 +253,10 @@ def _follow(place: Path, states: "list[RunState]", every: float) -> "list[RunSta
             if shown_lines.get(state.name) != (state.state, state.round):
                 shown_lines[state.name] = (state.state, state.round)
                 console.print(escape(_line(state)), soft_wrap=True)
-        if not _under_way(states):
+        if all(state.state != "running" for state in states):
             return states
         time.sleep(every)
         states = states_of(place)
-
-
-def _under_way(states: "Sequence[RunState]") -> bool:
-    """Whether a process is at work; runs that wait are begun by it."""
-    return any(state.state == "running" for state in states)
 
 
 def _line(state: "RunState") -> str:

@@ -105,12 +105,13 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     """Execution of what is missing in a run, study, sweep or tuning; its tables and report are written and shown."""
     from confed.results.folder import kind_of
     from confed.studies.runner import resume, run_study
-    from confed.studies.tune import is_tuning
+    from confed.studies.tune import is_tuning, tuned_before
 
     if kind_of(folder) == "federation":  # see confed.deployment.server
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
     if is_tuning(folder):
-        finish_tuning(folder, workers, as_json)
+        recipe, terms = tuned_before(folder)
+        tune_rows(recipe, folder, workers, as_json, **terms)
         return
 
     def execute(study: "StudyFolder") -> "Outcome":
@@ -359,14 +360,6 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 # Tuning: the results of a folder's configurations ------------------------------------------------------------------
-
-
-def finish_tuning(folder: Path, workers: int | None, as_json: bool) -> None:
-    """Execution of the configurations that are missing in a tuning's folder; what was chosen is shown."""
-    from confed.studies.tune import tuned_before
-
-    recipe, terms = tuned_before(folder)
-    tune_rows(recipe, folder, workers, as_json, **terms)
 
 
 def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, as_json: bool, **terms: Any) -> None:

@@ -248,12 +248,7 @@ def _sign_seed(pair: Difference) -> int:
 
 
 def by_place_test(differences: np.ndarray, seed: int, family: int) -> SignFlip:
-    """The sign-flip test of one place; with more random signs where the correction could else not be passed.
-
-    With n random signs p is at least 1 / (n + 1), which the correction multiplies by up to the number of tests. The
-    second test has signs of its own and is asked only where the first one's p-value is small, so that neither finds
-    more than its level.
-    """
+    """The sign-flip test of one place; with more, new random signs where the correction could else not be passed."""
     test = sign_flip([differences], seed)
     most = min(MOST_SIGNS, math.ceil(2 * family / LEVEL))
     if test.exact or most <= RESAMPLES or test.p > LEVEL / 10:

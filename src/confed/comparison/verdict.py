@@ -206,10 +206,7 @@ def _tested(labels: Mapping[str, str], best: str, means: Mapping[str, float], pa
 
 
 def _p(pair: Difference, over_seeds: bool) -> float | None:
-    """The corrected p-value over seeds or over examples, as tables have it; None without one.
-
-    Of rows that are equal in every seed, which have no p-value over seeds, it is 1: they are level.
-    """
+    """The corrected p-value over seeds or over examples; 1 for rows equal in every seed, None without one."""
     if not over_seeds:
         return pair.examples_p
     return 1.0 if pair.over_seeds is not None and not pair.over_seeds.sd and not pair.points else pair.seeds_p

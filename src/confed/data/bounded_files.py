@@ -165,10 +165,7 @@ def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInf
 
 
 def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
-    """An array of an open HDF5 file, not read yet, that lies in this file and nowhere else.
-
-    Raises ``KeyError``: there is no such array.
-    """
+    """An array of an open HDF5 file, not read yet, that lies in this file and nowhere else."""
     dataset = content[key]
     if not hasattr(dataset, "dtype"):
         refuse(f"{where}, {key}", "an array", found="a group")

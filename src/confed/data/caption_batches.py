@@ -54,11 +54,7 @@ def text_masks(batch: Batch) -> list[tuple[str, Tensor]]:
 
 
 def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The tokens that follow another one of their text, row after row and part after part.
-
-    Returns:
-        Token ids (M,), and which of the batch's rows they are in (M,), both int64.
-    """
+    """The tokens that follow another one of their text (M,), and which of the batch's rows they are in (M,), int64."""
     tokens: list[Tensor] = []
     rows: list[Tensor] = []
     before = 0
@@ -108,11 +104,6 @@ class MixedData(TableData):
     batch; here the shares are of examples. In every batch, the share of each source in all rows so far is as near to
     its own as whole examples allow; sources that a client does not have leave their share to the others. A source's
     rows come in random order, and again in another one when all have come. An epoch has as many rows as the client.
-
-    In a batch of one source keys are as of any batch. Of several sources, those of texts alone begin with ``texts.``
-    and those of documents with ``documents.``; ``index``, ``label`` and ``type`` are of all rows, source by source.
-    Rows of one source may have several sets of modalities, such as documents of which some have no picture of their own
-    or have lost it: each set then has keys of its own (:func:`confed.data.caption_batches.groups` reads them all).
     """
 
     samples_rows = False
@@ -124,7 +115,11 @@ class MixedData(TableData):
                 "data.mixture must be three shares, of texts, of pictures with texts and of documents, none negative "
                 f"and one positive, got {list(mixture)}"
             )
-        self._rows, self._shares = _sources(train), tuple(mixture)
+        documents, shown = train.turns > 0, torch.ones(len(train), dtype=torch.bool)
+        if train.present is not None:
+            shown = train.present[:, MODALITIES.index("image")]
+        masks = (~shown & ~documents, shown & ~documents, documents)
+        self._rows, self._shares = tuple(mask.nonzero().flatten() for mask in masks), tuple(mixture)
         if len(train) and not any(len(rows) and s > 0 for rows, s in zip(self._rows, mixture, strict=True)):
             raise ValueError(f"data.mixture gives no share to any of a client's examples, got {list(mixture)}")
 
@@ -173,15 +168,6 @@ class MixedData(TableData):
         for prefix, kind_batch in parts:
             batch |= {f"{prefix}{name}": tensor for name, tensor in kind_batch.items() if name not in common}
         return batch
-
-
-def _sources(table: Table) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of texts alone, of pictures with texts, and of documents."""
-    documents, shown = table.turns > 0, torch.ones(len(table), dtype=torch.bool)
-    if table.present is not None:
-        shown = table.present[:, MODALITIES.index("image")]
-    masks = (~shown & ~documents, shown & ~documents, documents)
-    return tuple(mask.nonzero().flatten() for mask in masks)  # pyright: ignore[reportReturnType]
 
 
 def _endless(rows: Tensor, rng: torch.Generator) -> Iterator[int]:

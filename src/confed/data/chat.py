@@ -9,11 +9,7 @@ Role = Literal["system", "user", "assistant"]
 
 
 class Said(NamedTuple):
-    """One turn of a conversation.
-
-    Attributes:
-        parts: texts, and None where the next of the example's pictures stands.
-    """
+    """One turn of a conversation; its parts are texts, and None where the next of the example's pictures stands."""
 
     role: Role
     parts: tuple[str | None, ...]

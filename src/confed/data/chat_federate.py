@@ -30,10 +30,7 @@ _GRID = 4
 
 
 def picture_features(pictures: np.ndarray | Pictures) -> np.ndarray:
-    """Mean and spread of the colours in the cells of a 4 x 4 grid, standardised, float64 (M, 96).
-
-    A picture that cannot be read has the mean of all others.
-    """
+    """Mean and spread of the colours in 4 x 4 cells, standardised, float64 (M, 96); the mean where unreadable."""
     features = np.stack([_features(pictures, row) for row in range(len(pictures))])
     readable = features[~np.isnan(features).any(axis=1)]
     if not len(readable):
@@ -142,7 +139,9 @@ def share_conversations(
     together = joined_groups((*record.pictures, *record.united) for record in records)
     examples, owner = _examples(records, pictures, index, options.turns)
     account.used |= {name: records[row].where for name, row in zip(examples.names, owner.tolist(), strict=True)}
-    column = {key: _column(records, key) for key in ("client", "place", "type", "split")}
+    column: dict[str, np.ndarray] = {}
+    for key in ("client", "place", "type", "split"):
+        column[key] = np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
     if CLUSTER in (partition, skew):
         clusters = picture_clusters(pictures, options.clients)
         speakers = [records[number] for number in together.tolist()]  # of each group one speaks for all
@@ -209,10 +208,6 @@ def _examples(
         annotations=people if several else None, conversations=None if plain else before,
     )  # fmt: skip
     return examples, np.array(owner, dtype=np.int64)
-
-
-def _column(records: Sequence[ChatRecord], key: str) -> np.ndarray:
-    return np.array([record.columns.get(key, "").strip() for record in records], dtype=str)
 
 
 def _owned(

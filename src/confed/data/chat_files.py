@@ -67,10 +67,7 @@ def chat_records(
     account: Account | None = None,
     fold_case: bool = False,
 ) -> list[ChatRecord]:
-    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.intake.tables.ENDINGS`).
-
-    Rows without a question, an answer or, where others have one, a picture are left out of it and in the account.
-    """
+    """The conversations of a file, whose ending says of what kind it is (:data:`confed.data.intake.tables.ENDINGS`)."""
     account = Account() if account is None else account
     read = read_records(file, columns)
     account.rows[str(file)] = len(read.rows)
@@ -165,11 +162,7 @@ class _Misfit(ValueError):
 
 
 class _Parts:
-    """Texts and picture parts, and the pictures that these show.
-
-    Args:
-        inside: whether placeholders stand for pictures in the midst of texts too, and not only at their ends.
-    """
+    """Texts and pictures; ``inside``: whether placeholders stand for pictures in the midst of texts too."""
 
     def __init__(self, listed: list[str], inside: bool) -> None:
         self._listed, self._next, self._shown, self._inside = listed, iter(listed), list[str](), inside

@@ -31,10 +31,7 @@ DECIMALS = 6
 
 
 class WordAnswers:
-    """Least squares from the words that a question contains (1 or 0 each, and a constant) to its answer (one-hot).
-
-    The answer with the highest score is given, of equals the one that comes first among the training answers.
-    """
+    """Least squares from the words that a question contains (1 or 0 each, and a constant) to its answer (one-hot)."""
 
     def __init__(self, questions: Sequence[str], answers: Sequence[str]) -> None:
         count = len(questions)

@@ -93,7 +93,11 @@ def write_croissant(dataset: FederatedDataset, folder: Path, source: str = "") -
     for name in _COLUMNS:
         if any(row.get(name) for row in rows):
             used.append(name)
-    _write_table(folder / _TABLE, used, rows)
+    with (folder / _TABLE).open("w", encoding="utf-8", newline="") as file:
+        # Ends of lines as in RFC 4180: with "\n" alone a carriage return in a text would not be put in quotes.
+        writer = csv.DictWriter(file, used, restval="", extrasaction="ignore", lineterminator="\r\n")
+        writer.writeheader()
+        writer.writerows(rows)
     if not archive.count:
         (folder / _PICTURES).unlink()
     row_ids = {row["id"] for row in rows}
@@ -161,14 +165,6 @@ def _records(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
 
 def _list(values: Any) -> str:
     return json.dumps([*values], ensure_ascii=False)
-
-
-def _write_table(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        # Ends of lines as in RFC 4180: with "\n" alone a carriage return in a text would not be put in quotes.
-        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _metadata(

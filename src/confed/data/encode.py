@@ -57,11 +57,7 @@ class SharedTexts:
 
 
 class SharedPictures:
-    """Tables of pictures as tensors, each made once; examples often share one.
-
-    Args:
-        optional: whether there may be no pictures.
-    """
+    """Tables of pictures as tensors, each made once; examples often share one."""
 
     def __init__(self, *, optional: bool) -> None:
         self._optional = optional
@@ -93,7 +89,12 @@ def encode(
     if not isinstance(examples.questions, NoTexts):
         columns["text"], columns["text_mask"] = tokenizer(examples.questions)
     if not isinstance(examples.types, NoTexts):
-        columns["type"] = _positions(examples.types, types)
+        type_of = {name: number for number, name in enumerate(types)}
+        if strange := next((kind for kind in examples.types if kind not in type_of), ""):
+            raise ValueError(
+                f"the examples that were looked at have none of the kind {strange!r}: data.types must name it"
+            )
+        columns["type"] = torch.tensor([type_of[kind] for kind in examples.types], dtype=torch.int64)
     if examples.labels is None:
         columns |= _answer_columns(examples, tokenizer, answers, outside, max(width, len(answers)))
         images = channels_first(examples.images) if images is None and regions is None else images
@@ -126,14 +127,6 @@ def _answer_columns(
     if examples.offered is not None:
         columns[OFFERED] = _offered(examples, examples.offered, answers, width)
     return columns
-
-
-def _positions(kinds: Sequence[str], types: Sequence[str]) -> Tensor:
-    """The place of each example's kind among all of them, int64 (N,)."""
-    type_of = {name: number for number, name in enumerate(types)}
-    if strange := next((kind for kind in kinds if kind not in type_of), ""):
-        raise ValueError(f"the examples that were looked at have none of the kind {strange!r}: data.types must name it")
-    return torch.tensor([type_of[kind] for kind in kinds], dtype=torch.int64)
 
 
 def _offered(examples: Examples, offered: Sequence[str], answers: Sequence[str], width: int) -> Tensor:
@@ -188,12 +181,7 @@ def _tensor(index: np.ndarray | None) -> Tensor | None:
 
 
 def with_captions(table: Table, examples: Examples, tokenizer: Tokenizer, turns: int) -> Table:
-    """A table of examples with reference captions and preceding turns.
-
-    Captions are under ``references``, uint8 (N, R, K): UTF-8, 0 behind each.
-
-    Raises ``ValueError``: a text is too long for the model.
-    """
+    """A table of examples with reference captions, ``references``, uint8 (N, R, K), UTF-8, and preceding turns."""
     columns = dict(table.columns)
     if examples.captions is not None:
         columns["references"] = pack_texts(examples.captions)

@@ -42,11 +42,7 @@ class Source:
 
 
 class TableData:
-    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`.
-
-    Attributes:
-        known: largest share of labels that are known in training, drawn anew in every epoch.
-    """
+    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
 
     deterministic = True
     samples_rows = True
@@ -158,12 +154,7 @@ __all__ = [
 
 
 class Turn(NamedTuple):
-    """A piece of what stands before an example: a picture, a text, or a picture with the text behind it.
-
-    Attributes:
-        picture: number in the picture table; -1 if there is none.
-        text: empty if there is none.
-    """
+    """A picture (its number in the table, or -1), a text (or empty), or both, before an example."""
 
     picture: int
     text: str
@@ -313,21 +304,21 @@ class Examples:
     def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """The given rows, in that order; the pictures are shared, not copied."""
         rows = np.asarray(rows, dtype=np.int64)
-        taken = {name: column if column is None else take_rows(column, rows) for name, column in self._columns.items()}
-        indices = {name: index if index is None else index[rows] for name, index in self._indices.items()}
+        taken: dict[str, Any] = {
+            name: column if column is None else take_rows(column, rows) for name, column in self._columns.items()
+        }
+        for name in ("image_index", "sound_index", "series_index"):
+            index = vars(self)[name]
+            taken[name] = index if index is None else index[rows]
         present = None if self.present is None else {name: given[rows] for name, given in self.present.items()}
         labels = None if self.labels is None else self.labels.take(rows)
-        return replace(self, **taken, **indices, present=present, labels=labels)
+        return replace(self, **taken, present=present, labels=labels)
 
     @property
     def _columns(self) -> dict[str, Sequence[object] | None]:
         """What has a value for each example, by the names of fields."""
         names = ("questions", "answers", "types", "names", "annotations", "choices", "captions", "before")
         return {name: vars(self)[name] for name in (*names, "conversations")}
-
-    @property
-    def _indices(self) -> dict[str, np.ndarray | None]:
-        return {name: vars(self)[name] for name in ("image_index", "sound_index", "series_index")}
 
     @property
     def target(self) -> Target:

@@ -32,16 +32,7 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Deck:
-    """N rows to be dealt out to clients, whatever their examples are.
-
-    Attributes:
-        roles: "train", "val" or "test" of every row, shape (N,); "" leaves the row out.
-        keys: partition name -> one key per row (N,), for partitions with one client per key.
-        groups: group of each row, shape (N,); those of a group have one client and one role.
-        classes: what "dirichlet" and "users" go by, one value per row (N,).
-        labels: of multi-label rows, their labels' numbers.
-        label_count: how many labels there are.
-    """
+    """N rows to be dealt out to clients, whatever their examples are."""
 
     roles: np.ndarray
     keys: Mapping[str, np.ndarray]
@@ -259,10 +250,7 @@ def federate(pool: Pool, options: Options) -> tuple[dict[str, Split], dict[str, 
 
 
 def tests_held_out(roles: np.ndarray, clients: np.ndarray, together: np.ndarray, share: float) -> np.ndarray:
-    """Roles of rows of which, where none is a test, a share of each client's is; the same for all seeds.
-
-    What several clients have is a test for all of them, or for none.
-    """
+    """Roles of rows of which, where none is a test, a share of each client's is; the same for all seeds."""
     if (roles == "test").any():
         return roles
     names = sorted(set(clients.tolist()))
@@ -346,12 +334,7 @@ def label_floors(clients: Mapping[str, Split], unseen: Iterable[Examples] = ()) 
 
 
 class AnswerTable:
-    """The most frequent answer, overall and to each question (ties: the first seen).
-
-    Attributes:
-        majority: the most frequent answer; empty without examples.
-        by_question: question, word for word -> its most frequent answer.
-    """
+    """The most frequent answer, overall and to each question (ties: the first seen)."""
 
     def __init__(self, parts: Iterable[Examples]) -> None:
         overall, each = Counter[str](), defaultdict[str, Counter[str]](Counter)

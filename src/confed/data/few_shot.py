@@ -34,17 +34,7 @@ Offer = Literal["base", "own"]
 
 @dataclass(frozen=True)
 class ClassPool:
-    """All N pictures of a classification set, before they are shared out.
-
-    Attributes:
-        name: the dataset's registered name.
-        classes: names of the C classes.
-        images: uint8 pictures, shape (N, H, W, 3), in memory or read when they are asked for.
-        labels: positions of the pictures' classes, int64, shape (N,).
-        roles: "train", "val" or "test" of every picture, shape (N,).
-        names: identifiers, stable across runs, N.
-        domains: the domain of every picture, shape (N,); None where there is one only.
-    """
+    """All N pictures of a classification set, with labels int64 (N,), before they are shared out."""
 
     name: str
     classes: tuple[str, ...]
@@ -80,7 +70,8 @@ def few_shot(
 
     Test sets do not depend on the seed, which draws the shots.
     """
-    base = _base(pool, new)
+    count = len(pool.classes)
+    base = list(range(count if new == "none" else (count + 1) // 2))
     _check(pool, partition, clients, base, unseen)
     many = clients if partition in ("iid", "dirichlet") and not shots_in_total else 1
     domains = np.full(len(pool.labels), "all") if pool.domains is None else np.asarray(pool.domains)
@@ -152,12 +143,6 @@ def _absent(told: Mapping[str, Split], base: Sequence[str]) -> dict[str, str]:
         "not learned": f"{len(absent)} of {len(told)} clients are tested on classes of which they have no example to "
         f"learn from, at most {len(lacked)} ({client}: {', '.join(lacked[:3])}{', ...' if len(lacked) > 3 else ''})"
     }
-
-
-def _base(pool: ClassPool, new: NewClasses) -> list[int]:
-    """Positions of the classes that clients train on."""
-    count = len(pool.classes)
-    return list(range(count if new == "none" else (count + 1) // 2))
 
 
 def _drawn(

@@ -30,10 +30,7 @@ _PUBLISHED = (
 
 
 def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
-    """GloVe vectors of the given words.
-
-    Reading ends where all words are found; of a word that comes twice the first line counts.
-    """
+    """GloVe vectors of the given words."""
     path = Path(path)
     existing(path, _PUBLISHED)
     wanted: dict[bytes, list[int]] = {}
@@ -67,10 +64,7 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
 
 
 def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: float) -> None:
-    """Check of the share of words without vectors, with a message that counts them.
-
-    Raises ``ValueError``: more words than ``at_most`` lack vectors, or ``at_most`` is no share in [0, 1].
-    """
+    """Check of the share of words without vectors, with a message that counts them."""
     lacking = [word for word, has_vector in zip(words, vectors.any(dim=1).tolist(), strict=True) if not has_vector]
     text = f"{len(words) - len(lacking):,} of {len(words):,} words have vectors in {path}"
     say_missing(text, tuple(lacking), len(words), at_most, "model.glove_missing")

@@ -39,9 +39,6 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
 
     Stand-ins are put behind the tables of pictures, and ``image_index`` names them; a missing text is an empty one
     already, of which a tokenizer makes what it makes of nothing. ``present`` still tells what was missing.
-
-    Raises ``ValueError``: no example has a picture, pictures are of several sizes, or the dataset brings features of
-    regions that are not in memory or whose mean is asked for.
     """
     parts = {(name, role): examples for name, role, examples in dataset.placed()}
     gone = {key: ~presence(examples)[:, MODALITIES.index("image")] for key, examples in parts.items()}

@@ -13,12 +13,7 @@ Other = TypeVar("Other")
 
 
 class Taken(Sequence[Value], Generic[Value]):
-    """Rows of a column that others share, read when they are asked for.
-
-    Attributes:
-        column: the whole column, M values.
-        rows: which of its values these are, int64, shape (N,).
-    """
+    """Rows of a column that others share, read when they are asked for."""
 
     def __init__(self, column: Sequence[Value], rows: np.ndarray) -> None:
         self.column, self.rows = column, rows
@@ -79,11 +74,7 @@ def shared_columns(columns: "Sequence[Sequence[Value]]") -> list[Sequence[Value]
 
 
 class Lazy(Mapping[str, Value]):
-    """Mapping whose values are made on access and not kept.
-
-    Attributes:
-        sizes: of clients, training examples of each, int64, shape (clients,), where they are known without making them.
-    """
+    """Mapping whose values are made on access and not kept; ``sizes`` of clients are known without making them."""
 
     def __init__(
         self, keys: Mapping[str, object], make: Callable[[str], Value], sizes: np.ndarray | None = None

@@ -22,10 +22,7 @@ TRIES = 1000
 
 
 def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np.ndarray | None = None) -> Owners:
-    """Equal random shares (their numbers of groups differ by at most one).
-
-    Raises ``ValueError``: fewer than one client, more clients than groups, or ``groups`` of another length than n.
-    """
+    """Equal random shares (their numbers of groups differ by at most one)."""
     unit, units = units_of(n, groups)
     check_clients(clients, units)
     owner = np.empty(units, dtype=np.int64)
@@ -124,8 +121,6 @@ def mirror(
 
     Of each class a client gets its share of the first table's groups, rounded up or down at random
     (systematic sampling); every client gets at least one group.
-
-    Raises ``ValueError``: the second table has fewer groups than there are clients.
     """
     labels, other, clients = np.asarray(labels), np.asarray(other), list(owners)
     unit, units = units_of(len(labels), groups)
@@ -151,11 +146,7 @@ def mirror(
 
 
 def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A random share of the groups, for validation; at least one group is left.
-
-    Returns:
-        True for the rows of chosen groups, shape (N,).
-    """
+    """True for the rows of a random share of the groups (N,), for validation; at least one group is left."""
     distinct = np.unique(np.asarray(groups))
     count = min(round(share * len(distinct)), max(len(distinct) - 1, 0))
     return np.isin(groups, rng.permutation(distinct)[:count])

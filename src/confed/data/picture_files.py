@@ -35,13 +35,7 @@ Check = Literal["decoded", "present"]
 
 
 class LazyPictures(ABC):
-    """M pictures as a table (M, S, S, 3), uint8; the base of all :class:`confed.data.picture_tables.Pictures` on disk.
-
-    Every access reads, decodes and resizes, so equal indices give equal bytes.
-
-    Attributes:
-        advice: what errors about pictures end with.
-    """
+    """M pictures as a table (M, S, S, 3), uint8, read when they are asked for; the base of all pictures on disk."""
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -298,10 +292,7 @@ class Hdf5Pictures(NamedPictures):
 
 
 def open_pictures(source: Path, names: PackedTexts, size: int) -> NamedPictures:
-    """The pictures of M names in a folder, a tar archive (``.tar``) or an HDF5 file (``.h5``, ``.hdf5``).
-
-    Raises ``ValueError``: there is nothing at ``source``, or it cannot be read.
-    """
+    """The pictures of M names in a folder, a tar archive (``.tar``) or an HDF5 file (``.h5``, ``.hdf5``)."""
     makers = {".tar": TarPictures, ".h5": Hdf5Pictures, ".hdf5": Hdf5Pictures}
     maker = None if source.is_dir() else makers.get(source.suffix.lower())
     stored = names if maker else PackedTexts.of(stored_name(source, name) for name in names)

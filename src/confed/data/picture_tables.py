@@ -32,13 +32,7 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Pictures that cannot be read, and how many examples were left out with them.
-
-    Attributes:
-        pictures: their files, or their names in an archive.
-        of: how many pictures were checked.
-        examples: client or unseen place -> role ("unseen" for a place) -> examples left out; only where there are some.
-    """
+    """Pictures that cannot be read, and how many examples were left out with them."""
 
     pictures: tuple[str, ...]
     of: int

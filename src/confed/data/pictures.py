@@ -54,11 +54,7 @@ def resize(picture: np.ndarray, size: int, fit: Fit | None = None) -> np.ndarray
 
 
 def empty_table(count: int, size: int) -> np.ndarray:
-    """Room for square pictures, uint8 of shape (count, size, size, 3).
-
-    The memory behind it is channel-first, as models want it: turning the table into a (count, 3, size, size)
-    tensor is then a view, and all clients of a dataset share one copy.
-    """
+    """Room for square pictures, uint8 of shape (count, size, size, 3)."""
     return np.zeros((count, 3, size, size), dtype=np.uint8).transpose(0, 2, 3, 1)
 
 

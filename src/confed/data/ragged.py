@@ -12,12 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """M rows of different lengths.
-
-    Attributes:
-        values: all rows one behind the other, shape (T, ...).
-        offsets: where each row begins in ``values``, and at last T, int64, shape (M + 1,).
-    """
+    """M rows of different lengths, one behind the other; ``offsets`` int64 (M + 1,) says where each begins."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -55,11 +50,7 @@ class Ragged:
         return replace(self, values=self.values[places], offsets=offsets)
 
     def padded(self, rows: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Rows side by side.
-
-        Returns:
-            The rows, float32 (B, longest, ...), zeros behind each, and lengths, int64 (B,).
-        """
+        """Rows side by side, float32 (B, longest, ...), zeros behind each, and their lengths, int64 (B,)."""
         numbers = rows.cpu().numpy()
         first, lengths = self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
         table = np.zeros((len(numbers), int(lengths.max(initial=0)), *self.values.shape[1:]), dtype=np.float32)

@@ -63,10 +63,7 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
 
 
 def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
-    """The same with all pictures in memory.
-
-    Raises ``ValueError``: a picture cannot be read (the message names it).
-    """
+    """The same with all pictures in memory."""
     tables: dict[int, np.ndarray] = {}
     for files in {id(examples.images): examples.images for examples in dataset.everything}.values():
         tables[id(files)] = in_memory(files)

@@ -49,13 +49,7 @@ _PICTURE = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class PictureRegions:
-    """One picture's regions in a file.
-
-    Attributes:
-        where: file, or file and row, for messages.
-        width: features per region, W.
-        read: gives features (R, W) and boxes (R, 4) in [0, 1] of the picture, float32, both checked.
-    """
+    """One picture's regions in a file."""
 
     image: int
     where: str
@@ -242,13 +236,7 @@ _KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 @dataclass(frozen=True)
 class RegionIndex:
-    """Index of the pictures whose regions a file holds.
-
-    Attributes:
-        images: the number of every row's picture, M.
-        encoder: what made them; empty if unknown.
-        padded: pictures with fewer than R regions.
-    """
+    """Index of the pictures whose regions a file holds."""
 
     images: tuple[int, ...]
     regions: int
@@ -258,11 +246,7 @@ class RegionIndex:
 
 
 class StoredRegions:
-    """Regions in a file; implements :class:`confed.data.regions.Regions`.
-
-    Attributes:
-        index: whose rows they are.
-    """
+    """Regions in a file; implements :class:`confed.data.regions.Regions`."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

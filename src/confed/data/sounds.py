@@ -17,12 +17,7 @@ _FULL = 32768.0
 
 @dataclass(frozen=True, eq=False)
 class Sounds(Ragged):
-    """M recordings, one channel each; ``values`` are their samples, int16, shape (T,).
-
-    Attributes:
-        origin: where several of them are made of one recording, which one, int64, shape (M,); None where each stands
-            for itself.
-    """
+    """M recordings, samples int16 (T,); ``origin``: which of them are made of one recording, int64 (M,)."""
 
     rate: int
     origin: np.ndarray | None = None

@@ -151,10 +151,7 @@ class Table:
         return {name: gather() for name, gather in self._gathers(rows).items()}
 
     def sets(self) -> list[tuple[str, ...]]:
-        """The sets of modalities that its examples have, each once, in the fixed order of modalities.
-
-        Where examples may lack some, none without examples.
-        """
+        """The sets of modalities that its examples have, each once, in the fixed order of modalities."""
         if self.present is None:
             return [self._everything()]
         kinds: list[list[bool]] = torch.unique(self.present, dim=0).tolist() if len(self) else []
@@ -175,10 +172,7 @@ class Table:
         return self.columns["text"] * self.columns["text_mask"] if index is None else index
 
     def row_batches(self, order: Tensor, batch_size: int, source: object) -> Iterator[RowBatch]:
-        """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read.
-
-        Columns are gathered for several batches at once, up to a MiB of each.
-        """
+        """Batches of the given rows as :meth:`batch` has them, each tensor gathered when it is read."""
         if len(order) <= batch_size:
             yield from [RowBatch(source, order, self._gathers(order))] if len(order) else ()
             return
@@ -377,10 +371,7 @@ def concatenate_tables(tables: Sequence[Table]) -> Table:
 
 
 def _pool_pictures(tables: Sequence[Table]) -> Table:
-    """Pictures, regions and labels of several tables, and the rows' places in them, without columns.
-
-    Rows of tables without pictures have an index of no meaning, in the shape of the others'.
-    """
+    """Pictures, regions and labels of several tables, and the rows' places in them, without columns."""
     stores: dict[tuple[int, ...], Table] = {}
     starts: dict[tuple[int, ...], int] = {}
     for table in tables:

@@ -82,11 +82,7 @@ class Dialogue(Class):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Any number of C labels on each of N examples, which are rows of a table that others share.
-
-    Attributes:
-        rows: which rows of the table these are, int64, shape (N,).
-    """
+    """Any number of C labels on each of N examples, which are rows of a table that others share."""
 
     table: MultiLabelTable
     rows: np.ndarray
@@ -177,11 +173,7 @@ class SoftTargets:
 
 @dataclass(frozen=True)
 class SparseLabels:
-    """The labels of M rows, of which few of the C are present.
-
-    Attributes:
-        present: the numbers of each row's labels, int32.
-    """
+    """The labels of M rows, of which few of the C are present."""
 
     present: Ragged
     classes: int

@@ -12,11 +12,7 @@ from confed.data.refusals import check_finite, check_form, check_same
 
 @dataclass(frozen=True, eq=False)
 class Series(Ragged):
-    """M series of K channels; ``values`` are float32, shape (S, K).
-
-    Attributes:
-        channels: names of the K channels.
-    """
+    """M series of K channels; ``values`` are float32, shape (S, K)."""
 
     channels: tuple[str, ...]
 

@@ -11,7 +11,7 @@ examples unseen places have. Of clients it says names, modalities, and their own
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import chain
@@ -46,15 +46,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class CardClient:
-    """Description of a client in a dataset card.
-
-    Attributes:
-        answers: its own answers, in order, where clients do not share all of them.
-        task: its own task; empty for the recipe's.
-        modalities: what it owns; empty where all examples are pictures with questions.
-        consent: who consented to its part, when, to which policy, under the site's signature
-            (:mod:`confed.deployment.consent`); empty where nobody has.
-    """
+    """Description of a client in a dataset card."""
 
     answers: tuple[str, ...] = ()
     task: str = ""
@@ -382,7 +374,12 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
         tables = parts[0].tables
         _check_equal("kinds of examples", bool(dataset.kinds), bool(card.types))
         _check_equal("texts and pictures", (tables["text"], tables["image"]), (card.texts, card.picture is not None))
-    _check_sizes((e.images.shape for e in parts), card)
+    sizes: set[tuple[int, int]] = set()
+    for shape in (examples.images.shape for examples in parts):
+        if len(shape) > 2 and shape[1]:
+            sizes.add((int(shape[1]), int(shape[2])))
+    if sizes and card.picture is not None and card.picture not in sizes:
+        _check_equal("height and width of pictures", min(sizes), card.picture)
     if labelled:
         return
     owned = modalities_of(dataset)
@@ -409,12 +406,6 @@ def _check_names(here: set[str], known: Sequence[str], what: str) -> None:
 def _check_equal(what: str, here: object, by_card: object) -> None:
     if here != by_card:
         raise ValueError(f"{what} must be as the card says, {by_card!r}, and are {here!r} here")
-
-
-def _check_sizes(shapes: Iterable[Sequence[int]], card: Card) -> None:
-    sizes = {(int(shape[1]), int(shape[2])) for shape in shapes if len(shape) > 2 and shape[1]}
-    if sizes and card.picture is not None and card.picture not in sizes:
-        _check_equal("height and width of pictures", min(sizes), card.picture)
 
 
 class _Renumbered:

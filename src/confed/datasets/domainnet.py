@@ -37,10 +37,7 @@ _FACTS = {
 
 
 class _Row(NamedTuple):
-    """A line of a list: where the picture lies below the root, its class and the class's official number.
-
-    ``line`` counts from 1.
-    """
+    """A line of a list: where the picture lies below the root, its class and the class's official number."""
 
     domain: str
     role: str

@@ -81,7 +81,10 @@ def easy_vqa(options: Options) -> Reading:
         unseen: colours that no client trains on; tested on the published test split.
     """
     base, packed = _find(options.folder)
-    vocabulary = _vocabulary(base)
+    file = first_of([base / "answers.txt", base.parent / "answers.txt"], "the answers", _LAYOUTS)
+    vocabulary = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    if not vocabulary or len(set(vocabulary)) < len(vocabulary):
+        refuse(file, "distinct answers, one per line", found=f"{len(vocabulary)} lines")
     parts = _read_packed(base) if packed else {role: _read_published(base / role) for role in _ROLES}
     examples, roles, colors = _examples(parts, options.image_size)
     for name, answer in zip(examples.names, examples.answers, strict=True):
@@ -142,12 +145,7 @@ def question_type(question: str, answer: str) -> str:
 
 
 def foreground(picture: np.ndarray) -> np.ndarray:
-    """Mean colour of what stands out from the background (the most frequent colour of the border).
-
-    Returns:
-        Mean over pixels that differ by more than 40 of 255 in some channel (the whole picture if none does),
-        float64, shape (3,).
-    """
+    """Mean colour of what differs from the most frequent colour of the border by more than 40, float64 (3,)."""
     border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
     values, counts = np.unique(border, axis=0, return_counts=True)
     background = values[counts.argmax()].astype(np.int64)
@@ -217,14 +215,6 @@ def _find(root: Path) -> tuple[Path, bool]:
 def _require(*files: Path) -> None:
     for file in files:
         existing(file, _LAYOUTS)
-
-
-def _vocabulary(base: Path) -> tuple[str, ...]:
-    file = first_of([base / "answers.txt", base.parent / "answers.txt"], "the answers", _LAYOUTS)
-    answers = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-    if not answers or len(set(answers)) < len(answers):
-        refuse(file, "distinct answers, one per line", found=f"{len(answers)} lines")
-    return answers
 
 
 def _read_published(folder: Path) -> _Part:

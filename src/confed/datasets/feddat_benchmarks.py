@@ -51,13 +51,7 @@ from confed.federation.ranges import AT_LEAST_ONE, Range, check_fields
 
 @dataclass(frozen=True)
 class Amount:
-    """Limits on the number of examples of a role, drawn at random; the smallest applies.
-
-    Attributes:
-        count: at most so many.
-        share: that share of them.
-        per_answer: so many of each answer.
-    """
+    """Limits on the examples of a role, drawn at random: a count, a share, and so many of each answer."""
 
     count: Annotated[int | None, AT_LEAST_ONE] = None
     share: Annotated[float | None, Range(0, 1, above=True)] = None
@@ -86,18 +80,7 @@ def _sample(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 
 @dataclass(frozen=True)
 class Source:
-    """One dataset, that of one client or, in shards, of several.
-
-    Attributes:
-        pictures: where a picture may lie below the root, tried in this order: paths with ``{path}`` for its name and
-            ``{name}`` for the name's last part.
-        validation: validation questions; where there are none, a share of the training pictures is held out, which
-            needs questions about one picture each.
-        amounts: role ("train", "validation" or "test") -> how much of it is used; all of it by default.
-        answers: the answer set; by default the most frequent answers of the training questions.
-        task: the registered task, where it is not the recipe's.
-        test_is: what the test questions are in the official division, for the facts.
-    """
+    """One dataset; in each place ``{path}`` and ``{name}`` of a picture are put; ``answers``: else the usual."""
 
     train: Sequence[Record]
     test: Sequence[Record]
@@ -178,7 +161,9 @@ def _part(
 ) -> _Part:
     shards, shard_count = sharding
     number = crc32(name.encode())  # the same draws whichever other clients take part
-    answer_set = _answer_set(name, source, answers)
+    answer_set = frequent_answers(source.train, answers) if source.answers is None else source.answers
+    if not answer_set:
+        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
     roles = _answerable(name, source, answer_set)
     clients: dict[str, dict[str, list[Record]]] = {}
     for shard, shard_rows in enumerate(_shards(roles["train"], shards, shard_count)):
@@ -191,13 +176,6 @@ def _part(
         + f" questions; tested on its official {source.test_is} split"
     )
     return _Part(clients, answer_set, source.task, source.pictures, counts)
-
-
-def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
-    source_answers = frequent_answers(source.train, count) if source.answers is None else source.answers
-    if not source_answers:
-        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
-    return source_answers
 
 
 def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:

@@ -11,7 +11,7 @@ them: grouped by user, with labels as joined texts (FLAIR's own) or as index pai
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -46,11 +46,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def flair_records(file: Path) -> Iterator[LabelRecord]:
-    """All pictures of the metadata file in its order, read value by value.
-
-    Raises ``ValueError``: a missing or cut-off file, a faulty entry, a picture twice, or a user in two partitions (the
-    message names the row).
-    """
+    """All pictures of the metadata file in its order, read value by value."""
     distinct, home = Distinct("image_id"), dict[str, str]()
     for row, entry in json_items(file):
         image, user, split = (text(entry, key, file, row) for key in ("image_id", "user_id", "partition"))
@@ -69,10 +65,7 @@ def flair_records(file: Path) -> Iterator[LabelRecord]:
 
 
 def flair_relationship(file: Path) -> dict[str, str]:
-    """Every fine label's coarse one, from ``label_relationship.txt``: "fine -> coarse" a line.
-
-    Where there is no arrow, a comma or a tab between the two, and brackets around them, are understood as well.
-    """
+    """Every fine label's coarse one, from ``label_relationship.txt``: "fine -> coarse" a line."""
     existing(file)
     coarse_of: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
@@ -248,7 +241,10 @@ def flair(options: Options, level: Literal["coarse", "fine"] = "coarse") -> Fede
         for client in clients.values():
             dealt.update(*(examples.names for examples in client.roles.values()))
         lost |= dict.fromkeys({*table.names} - dealt, "beyond max_train")
-    _leave(folder, lost, account)
+    account.counted = sum(account.rows.values()) - len(lost)
+    for record in _sources(folder)[0] if lost else ():
+        if record.name in lost:
+            account.leave(lost[record.name], record.where)
     facts |= account_facts(account)
     return FederatedDataset("flair", labels, clients, places, facts=facts, coarse=coarse, account=account)
 
@@ -259,20 +255,8 @@ def _counted(records: Iterable[LabelRecord], account: Account) -> Iterator[Label
         yield record
 
 
-def _leave(folder: Path, lost: Mapping[str, str], account: Account) -> None:
-    """Notes pictures that are left out, and why; rows of pictures are not kept, so that the files are read again."""
-    account.counted = sum(account.rows.values()) - len(lost)
-    for record in _sources(folder)[0] if lost else ():
-        if record.name in lost:
-            account.leave(lost[record.name], record.where)
-
-
 def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
-    """Every coarse label's fine names, the most frequent on training pictures first, for text embeddings.
-
-    Names without any training picture come last; equally frequent ones are in alphabetical order. FedLGT's released
-    code counts the pictures of validation and test users too.
-    """
+    """Every coarse label's fine names, the most frequent on training pictures first, for text embeddings."""
     folder = Path(root)
     relationship = flair_relationship(folder / _RELATIONSHIP)
     records, _ = _sources(folder)

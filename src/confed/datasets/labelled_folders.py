@@ -43,11 +43,7 @@ from confed.federation.ranges import NOT_NEGATIVE
 
 
 class _Row(NamedTuple):
-    """A picture: its path below the source of pictures, its class, and what else is known of it.
-
-    ``where`` is its file and row, or its path; ``role`` is empty where nothing says it; ``united`` names the patient
-    and the document whose pictures stay on one side of a split.
-    """
+    """A picture by its path and class; ``where`` is its file and row; those with one ``united`` stay in one role."""
 
     where: str
     path: str

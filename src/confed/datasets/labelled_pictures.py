@@ -108,7 +108,7 @@ def labelled_pictures(
     whole = build_table(bare, labels)[""]
     if not whole.labels:
         refuse(folder / "labels.jsonl", f"labels on some picture, or in {listed}", found="none")
-    source = _source(folder) if layout == "lines" else folder
+    source = first_of([folder / "images.tar", folder / "images"], "the pictures") if layout == "lines" else folder
     table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
@@ -158,7 +158,3 @@ def _records(
         distinct.add(str(PurePosixPath(record.picture)), file, record.row)
         role_of(record.split, record.where)
     return records
-
-
-def _source(folder: Path) -> Path:
-    return first_of([folder / "images.tar", folder / "images"], "the pictures")

@@ -153,10 +153,7 @@ def check_training_left(options: Options) -> None:
 
 
 def _shared(name: str, captioned: Captions, options: CaptionOptions, facts: Mapping[str, str]) -> FederatedDataset:
-    """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
-
-    Raises ``ValueError``: fewer pictures than clients, or a client would have none to train on.
-    """
+    """Pictures with captions as a federation, whose splits are those of Karpathy."""
     records, kinds = captioned.records, captioned.kinds
     splits = np.array([record.split for record in records])
     trained = np.flatnonzero(np.isin(splits, ["", "train", "restval"]))

@@ -99,13 +99,7 @@ class DualKey:
 
 @dataclass(frozen=True)
 class Plan:
-    """Poisoned pictures of one client, as rows of its picture table, int64.
-
-    Attributes:
-        both: with both keys; all their questions get the target.
-        picture: with the patch alone; answers unchanged.
-        question: with the word alone; answers unchanged.
-    """
+    """Poisoned pictures of a client as rows of its table, int64: with both keys, the patch alone, the word alone."""
 
     both: np.ndarray
     picture: np.ndarray

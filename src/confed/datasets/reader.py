@@ -41,11 +41,7 @@ def drop_unreadable(
     check: Check = "decoded",
     hold: int = 0,
 ) -> "Labelled":
-    """Removal of rows with unreadable pictures, with a warning, or an error if there are too many.
-
-    Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
-    [0, 1], the check is unknown, or there is nothing at ``source``.
-    """
+    """Removal of rows with unreadable pictures, with a warning, or an error if there are too many."""
     pictures = open_pictures(source, table.pictures, size)
     held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
     lost = unreadable_rows(pictures, check) if held is None else _read_into(held, pictures)

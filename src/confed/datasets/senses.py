@@ -209,12 +209,13 @@ def modalities(
         "ceilings": f"of a perfect reader, which knows how often each answer is asked: {_listed(ceilings)}",
         "unseen": "the same examples at all places, in a style that no client has",
     }
+    texts = chain.from_iterable((*FACTS[:facts], *_SAID[:facts]))
     return FederatedDataset(
         "modalities",
         signals.answers,
         splits,
         tests,
-        _words(facts),
+        tuple(sorted({"there", "was", *" ".join(texts).split()})),
         notes,
         modalities=dict(SIX_CLIENTS),
         ceilings=ceilings,
@@ -328,12 +329,6 @@ def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.G
         word = (other if rng.random() < style.other else value_if_true)[value]
         caption_words += [] if left_out else [style.words.get(word, word)]
     return " ".join(caption_words)
-
-
-def _words(facts: int) -> tuple[str, ...]:
-    """Words of the captions; all that there are where clients may put other words for them."""
-    texts = chain.from_iterable((*FACTS[:facts], *_SAID[:facts]))
-    return tuple(sorted({"there", "was", *" ".join(texts).split()}))
 
 
 def _listed(ceilings: Mapping[str, float]) -> str:

@@ -89,13 +89,7 @@ def six_styles(
 
 
 def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tuple[np.ndarray, np.ndarray]:
-    """Single things in none of the six styles, for pre-training: any colour on randomised grounds.
-
-    Raises ``ValueError``: an unknown class.
-
-    Returns:
-        Pictures, uint8 (M, 64, 64, 3), and each one's position in ``classes``, int64 (M,).
-    """
+    """Single things in none of the six styles, for pre-training: uint8 (M, 64, 64, 3), and their nouns (M,)."""
     shown, rng = _classes(tuple(classes)), generator(seed, "plain objects")
     labels = rng.integers(len(shown), size=count)
     return _drawn(_plain, rng, np.array([NOUNS.index(noun) for noun in shown])[labels]), labels

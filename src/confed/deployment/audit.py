@@ -37,12 +37,7 @@ class AuditLine:
 
 
 def audit(state: Path, privates: Sequence[Path] = ()) -> list[AuditLine]:
-    """Audit of a server's run folder, with the private folders of sites where they are at hand.
-
-    Args:
-        state: the server's run folder; its signatures under all sites' journals are verified.
-        privates: sites' private folders; every journal must begin with what was signed.
-    """
+    """Audit of a server's run folder, and of sites' private folders, whose journals must begin with what was signed."""
     sites = _read(state, KNOWN, f"{state} is no server's run folder, or no round has ended: it has no {KNOWN}")
     folder_of = {_site_at(private, list(sites)): private for private in privates}
     lines: list[AuditLine] = []
@@ -124,10 +119,7 @@ _AGEING = ("checkpoint/*", "state/*", "run-*", "steps/*")
 
 
 def retain(folder: Path, days: int) -> list[str]:
-    """Removal of what nothing was written to for so many days, with a record of each; returns what it was.
-
-    Journals are chains that cannot be shortened; models of the newest run, summaries and records stay as well.
-    """
+    """Removal of what nothing was written to for so many days, with a record of each; chains and records stay."""
     if days < 1:
         raise ValueError(f"--days must be at least 1, got {days}")
     if (folder / MEMBERS).is_file() and not (folder / "summary.json").is_file():

@@ -49,10 +49,7 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
-    """A new authority in a folder of its own; returns its certificate in PEM. No key is overwritten.
-
-    A key without a certificate, of a command that was killed, is taken up.
-    """
+    """A new authority in a folder of its own; returns its certificate in PEM. No key is overwritten."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -74,10 +71,7 @@ def make_authority(folder: Path, days: int, encrypted: bool = False) -> bytes:
 
 
 def issue_server(server: Path, authority: Path, host: str, days: int) -> bytes:
-    """A new key and certificate of a server, signed by an authority's folder; returns the authority's certificate.
-
-    Key and certificate of before are replaced; a server that runs takes the new ones for new connections.
-    """
+    """A new key and certificate of a server in place of those of before; returns the authority's certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -44,11 +44,7 @@ _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class RunStatus:
-    """Status of a federation as one process sees it, from its progress events.
-
-    Attributes:
-        site: whose process this is; empty for the server.
-    """
+    """Status of a federation as one process, of a site or (without a name) of the server, sees it."""
 
     def __init__(self, title: str, site: str = "", private: Path | None = None) -> None:
         self.title, self.site = title, site
@@ -70,14 +66,11 @@ class RunStatus:
             elif isinstance(event, Note | Caution):
                 self._news.appendleft({"time": _now(), "level": _level(event), "text": event.text})
             elif isinstance(event, RunProgress):
-                self._note_round(event)
-
-    def _note_round(self, event: RunProgress) -> None:
-        self._progress = event
-        self._epsilon = self._epsilon if event.epsilon is None else event.epsilon
-        if event.loss is not None:
-            self._losses[event.round] = event.loss
-            self._first = self._first or (event.round, time.monotonic())
+                self._progress = event
+                self._epsilon = self._epsilon if event.epsilon is None else event.epsilon
+                if event.loss is not None:
+                    self._losses[event.round] = event.loss
+                    self._first = self._first or (event.round, time.monotonic())
 
     def seconds_left(self) -> float | None:
         """Seconds to the last round at the pace so far; None before two rounds have ended."""
@@ -454,10 +447,7 @@ def monitored(
     notify: str | None = None,
     log: Path | None = None,
 ) -> Iterator[Progress]:
-    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for.
-
-    With ``kit``, a server's folder, leads and auditors on its list read the page with passes of their own.
-    """
+    """Progress callback with a page on a port, notices and a log of JSON lines, each where it is asked for."""
     listeners: list[Progress] = [progress]
     with ExitStack() as opened:
         if log is not None:

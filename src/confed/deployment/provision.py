@@ -173,10 +173,7 @@ def key_of_authority(server: Path) -> Path:
 
 
 def sign_again(server: Path, private: Path, card: Path | None = None, serial: int | None = None) -> list[Path]:
-    """New signature of a server's folder after a change: another recipe, card or key of a site, a site more or less.
-
-    Sites' folders that are still beside the server's get all that changed: manifest, recipe, card, list of sites.
-    """
+    """New signature of a server's folder, and of the sites' folders beside it, after a change."""
     anchor = next((path for path in (server / "ca.crt", server / "startup" / "rootCA.pem") if path.is_file()), None)
     if anchor is None:
         raise ValueError(f"{server} must be the server's folder of a federation, it has neither ca.crt nor startup/")

@@ -158,10 +158,7 @@ def holder_of(server: Path, public: str) -> tuple[str, Role] | None:
 
 
 def check_key(server: Path, key: Path | None, action: Action) -> None:
-    """Check that the owner of a key may do something; without one it is the server's, which few can read.
-
-    A folder without a server's certificate (a run folder elsewhere, a kit of FLARE) has no roles.
-    """
+    """Check that a key's owner may do something, where roles are; without a key it is the server's."""
     if not (server / "server.crt").is_file():
         return
     if key is None:
@@ -186,10 +183,7 @@ def check_key(server: Path, key: Path | None, action: Action) -> None:
 def add_site(
     server: Path, name: str, public: str, private: Path | None, address: tuple[str, int], again: bool = False
 ) -> list[Path]:
-    """A site more, with a folder and a key of its own where it brings no public key; signed again.
-
-    With ``again`` a site that lost its key gets another one, and the lost one is refused from then on.
-    """
+    """A site more, or with ``again`` one that lost its key; its key is made where it brings none. Signed again."""
     signed, keys = _signed(server), read_sites(server / SITES)
     check_key(server, private or key_of_authority(server), Action.add)
     if name in signed and name in keys and not again:

@@ -38,10 +38,7 @@ KEPT = "run"  # the run folder's name in a site's private folder
 def write_site_run(
     private: Path, recipe: Recipe, setup: Setup, client: ClientInfo, shared: Params, state: ClientState
 ) -> Path:
-    """Write the run folder of a site; it appears only when it is complete.
-
-    An earlier one of the same recipe is replaced, and one of another recipe set aside as ``run-2``, ``run-3`` ...
-    """
+    """Write the run folder of a site when it is complete; one of another recipe is set aside as ``run-2`` ..."""
     target, unfinished = private / KEPT, private / f"{KEPT}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     folder = RunFolder.create(unfinished, recipe.to_toml())

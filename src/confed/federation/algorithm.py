@@ -1,7 +1,7 @@
 """Base class of all federated methods: FedAvg with hooks for what methods change."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -79,7 +79,16 @@ class Algorithm(Evaluation):
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method, adapted to the initial model and the task; a ``ValueError`` says why they do not fit it."""
+        for check in self.traits.requires:
+            check(model, self.title)
         return self
+
+    def told(self, **values: Any) -> Self:
+        """A copy with values of fields that no recipe sets (``init=False``), such as what ``configure`` reads."""
+        method = replace(self)
+        for name, value in values.items():
+            object.__setattr__(method, name, value)
+        return method
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds modules that are trained beside the backbone; :meth:`rules` place their tensors as all others.

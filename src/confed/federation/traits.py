@@ -1,6 +1,6 @@
 """Declared traits of a method, such as whether it has a global model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from typing import Any, Literal, get_args
@@ -15,7 +15,8 @@ GlobalModel = Literal["alone", "with own parts", "none"]
 client keeps to itself, such as its head or one factor of LoRA, so not in unseen places; or nothing."""
 
 _OF_THE_CLASS = (
-    "label", "group", "neutral", "search", "has_steps", "steps_alone", "unbatchable_reason", "updates_compressible",
+    "label", "group", "requires", "neutral", "search", "has_steps", "steps_alone", "unbatchable_reason",
+    "updates_compressible",
 )  # fmt: skip
 
 
@@ -55,6 +56,8 @@ class Traits:
             these (:class:`confed.privacy.protections.ValueBound`).
         made_for: kind of model that the contract tries the method on: "adapters", "lora", "modalities",
             "contrastive", "states", "prompts"; "" for any.
+        requires: checks of a model, each called with it and the method's title before training, such as
+            :func:`confed.federation.structure.reads_absent`.
         reference: rank among the references that other methods are compared with, from 1; 0 for none.
         neutral: hyper-parameters at which the method is FedAvg (the contract checks it), or why there are none.
         search: hyper-parameter -> values that ``confed tune`` may try.
@@ -91,6 +94,7 @@ class Traits:
     changes: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     made_for: str = ""
+    requires: tuple[Callable[[Any, str], object], ...] = ()
     reference: int = 0
     neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])

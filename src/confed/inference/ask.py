@@ -124,11 +124,7 @@ def _answers(run: FinishedRun, trained: TrainedModel, inputs: Inputs) -> dict[st
 
 
 class Talk:
-    """A conversation with a model: what was said before stands in the prompt of the next answer.
-
-    Attributes:
-        turns: what was said so far.
-    """
+    """A conversation with a model: what was said before stands in the prompt of the next answer."""
 
     def __init__(
         self,

@@ -276,12 +276,7 @@ def evaluate(
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> dict[str, Path]:
-    """Files of an evaluation.
-
-    ``evaluation.json``, ``.csv``, ``.md``, ``predictions.safetensors`` with names and right answers, and
-    ``records/`` (:mod:`confed.results.stored`), where each model is a view, with the run's number before it where there
-    are two.
-    """
+    """Files of an evaluation."""
     names = ("evaluation.json", "evaluation.csv", "evaluation.md", "predictions.safetensors")
     files = {name: out / name for name in names}
     if files["evaluation.json"].exists():
@@ -489,10 +484,7 @@ class _Trial:
 
 
 def _tests_of(dataset: Any, used: Used | None, learned_from: Sequence[Any]) -> tuple[Any, list[str]]:
-    """New data whose tests are the examples to be used, and a note on how many of how many these are.
-
-    Further examples of a client are in a place of their own, named with :data:`_PART`, until they are tables.
-    """
+    """New data whose tests are the examples to be used, and a note on how many of how many these are."""
     if used is None or dataset.elsewhere is not None:
         return dataset, []
     alike = [data for data in learned_from if (data.kind == "labels") == (dataset.kind == "labels")]

@@ -233,13 +233,7 @@ class _HasTowers(Protocol):
 
 
 def export(folder: Path, target: Path, *, personal: bool = True) -> dict[str, str]:
-    """Writes what the clients share and every client's own model of a finished run.
-
-    LoRA and IA3 are in the layout of ``peft``; encoders inside of a model, and a model of which everything was trained,
-    are in that of ``transformers``, as far as that has such a class; everything is for
-    :func:`confed.inference.load.load_exported`. A published backbone is referred to by name and SHA-256, any other one
-    is copied once.
-    """
+    """Writes what the clients share and every client's own model of a finished run."""
     run = FinishedRun(folder)
     if not personal:
         if not run.global_file.is_file() or run.needs_own_parts:
@@ -369,11 +363,7 @@ class _Export:
         return {name for name in named_tensors(self.model) if name not in before}, children
 
     def _kept(self, client: str | None) -> Iterator[str]:
-        """The names that a model needs beside the frozen backbone.
-
-        What a method added beside the backbone is among them only if a pass runs through it: a projection or a
-        second network that served the training is no part of the model that it leaves.
-        """
+        """The names that a model needs beside the frozen backbone; of added modules those that a pass runs through."""
         idle = tuple(f"{child}." for child in self.children - self._used())
         info = self.run.info(client)
         scopes = self.workspace.scopes(self.run.setup.algorithm, info)
@@ -558,10 +548,7 @@ def _json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _preprocessing(model: Any, side: int) -> dict[str, Any]:
-    """Settings of an image processor that makes of a picture what the model was trained on.
-
-    It is ViT's, which squeezes pictures to a square; that of ViLT would keep their proportions.
-    """
+    """Settings of ViT's image processor, which squeezes pictures to a square; that of ViLT would keep proportions."""
     return {
         "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": side, "width": side},
         "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,

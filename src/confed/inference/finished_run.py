@@ -61,11 +61,7 @@ class TrainedModel:
 
     @property
     def head(self) -> str:
-        """The head that answers.
-
-        "answers"; "nlvr2", which judges a statement about two pictures; "entailment", which judges one about a picture;
-        "choice", which chooses among texts that come with the question.
-        """
+        """The head that answers."""
         return task_spec(self.task).head
 
     def __call__(self, batch: Batch) -> Output:
@@ -232,7 +228,7 @@ class FinishedRun:
             self.network,
             run_data.tokenizer,
             run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
-            self._image_size(data_client),
+            self._materials.dataset.clients[data_client].train.images.shape[1],
             task,
             run_data.encoder if run_data.region_width else None,
             self.recipe.sections["data"].get("fit", "squeeze"),
@@ -291,10 +287,6 @@ class FinishedRun:
     @property
     def tokenizer(self) -> Any:
         return self._materials.tokenizer
-
-    def _image_size(self, client: str) -> int:
-        """Pixels per side of the training pictures; 0 of texts."""
-        return self._materials.dataset.clients[client].train.images.shape[1]
 
     def _shared(self, client: str | None) -> dict[str, Tensor]:
         """What a client receives of the global values; all of them for None."""

@@ -98,7 +98,8 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     """The card's head, which the hub reads."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    base = _base(facts)
+    source = facts["backbone"]["source"]
+    base = None if source is None else published_name(source, short=True)
     task = _PIPELINES[run.answer_kind]
     data = run.recipe.sections["data"]["name"]
     results = [
@@ -115,11 +116,6 @@ def _metadata(run: FinishedRun, facts: Mapping[str, Any]) -> str:
     # The hub asks for a name with results.
     card_data = ModelCardData(**given, **({"model_name": run.recipe.name, "eval_results": results} if results else {}))
     return card_data.to_yaml() + "\n"
-
-
-def _base(facts: Mapping[str, Any]) -> str | None:
-    source = facts["backbone"]["source"]
-    return None if source is None else published_name(source, short=True)
 
 
 def _values(run: FinishedRun) -> dict[str, float]:
@@ -235,11 +231,7 @@ def hub_credentials(name: HubName) -> None:
 
 
 def publish(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
-    """Upload of an export into a model repository, which is made if it is missing; returns the commit's address.
-
-    Global, personal and backbone files of an earlier export that the new one lacks are removed in the same commit; the
-    repository's history keeps them.
-    """
+    """Upload of an export into a model repository, which is made if it is missing; returns the commit's address."""
     from huggingface_hub import HfApi
 
     if not (folder / FACTS).is_file():

@@ -98,10 +98,7 @@ class AdapterBank:
         return self.hosts[0].module.adapter_weights if self._names else ({},)  # pyright: ignore
 
     def add(self, name: str, rng: torch.Generator) -> None:
-        """Adds an adapter to every place, with values from ``rng``, place after place.
-
-        The first one is switched on, all further ones are switched off until :meth:`using` names them.
-        """
+        """Adds an adapter to every place, with values from ``rng``, place after place."""
         if not self.hosts:
             raise ValueError("the backbone has no places for adapters")
         if not name.isidentifier():
@@ -145,10 +142,7 @@ class AdapterBank:
         self._set((dict(weights),))
 
     def finish(self, place: int, output: Tensor) -> Tensor:
-        """What the adapters that are switched on make of the output that a place has without them.
-
-        For a backbone that runs its frozen beginning once and the rest several times.
-        """
+        """What the adapters that are switched on make of the output that a place has without them."""
         host = self.hosts[place]
         assert not host.after_norm
         return _apply(host.module, (), output) if self._names else output

@@ -92,15 +92,11 @@ class Albef(GenerativeAnswerer):
             self.text_encoder = _Bert(config, [i >= config.fusion for i in range(config.text_layers)])
             self.text_decoder = _Decoder(config)
         _initialise(self, 0.02 * math.sqrt(768 / config.width), rng)
-        self.copy_to_decoder()
-        self.train()
-
-    def copy_to_decoder(self) -> None:
-        """Gives the decoder the values of the question encoder's embeddings and last layers."""
         self.text_decoder.bert.embeddings.load_state_dict(self.text_encoder.embeddings.state_dict())
         layers: Any = self.text_encoder.encoder.layer
         last = layers[-self.config.decoder_layers :]
         self.text_decoder.bert.encoder.layer.load_state_dict(last.state_dict())
+        self.train()
 
 
 class _Bert(nn.Module):

@@ -88,10 +88,7 @@ def checked_answers(batch: Batch, rows: int) -> tuple[Tensor | None, Tensor | No
 
 
 def trimmed(tokens: Tensor | None, counted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Answers (B, K, T) without what is padding in the whole batch, and which there are, None where all are.
-
-    Single answers, (B, T) without ``counted``, become (B, 1, T).
-    """
+    """Answers (B, K, T) without what is padding in the whole batch, and which there are, None where all are."""
     if tokens is None or counted is None:
         return (None if tokens is None else tokens[:, None]), None
     slots = _last(counted.any(0), 1)
@@ -257,10 +254,7 @@ class GenerativeAnswerer(BlockChain):
         return Output(self.rank(question), question.states[:, 0])
 
     def below_head(self, state: Prefix) -> Output | None:
-        """:meth:`suffix` up to the language-model head: in place of scores what the head reads, (R, T - 1, d).
-
-        None of a batch without ``answer_tokens``: while candidates are compared, the head has no one place in the pass.
-        """
+        """:meth:`suffix` up to the language-model head, (R, T - 1, d); None of a batch without ``answer_tokens``."""
         if state.tokens is None:
             return None
         question = self._asked(state)
@@ -280,10 +274,7 @@ class GenerativeAnswerer(BlockChain):
         return Prefix._make(None if tensor is None else repeated(tensor, n) for tensor in state)
 
     def pretraining_states(self, batch: Batch) -> States:
-        """The model's inside on a batch with ``answer_tokens``, one answer each.
-
-        See :class:`confed.models.pretrained.States`.
-        """
+        """The model's inside on a batch with ``answer_tokens``, one answer each."""
         seen = [self._picture(batch)]
         text, mask = self._text(batch, len(seen[0]))
         tokens = batch.get("answer_tokens")
@@ -388,10 +379,7 @@ class GenerativeAnswerer(BlockChain):
         return pixels.to(next(self.parameters()).dtype)
 
     def _prompted(self, picture: Tensor) -> Tensor:
-        """The picture as the question looks at it: visual prompts go between class token and patches.
-
-        FedDAT's released code has them here, after the picture encoder, rather than before it.
-        """
+        """The picture as the question looks at it: visual prompts between class token and patches, as in FedDAT."""
         if not len(self.prompts):
             return picture
         learned = self.prompts["visual"]().to(picture.dtype).expand(len(picture), -1, -1)

@@ -205,10 +205,7 @@ def saved_tokenizer(directory: Path, max_length: int) -> WrittenWords | Pieces:
 
 
 def train_pieces(texts: Iterable[str], file: Path, size: int) -> int:
-    """Trains a SentencePiece model (byte pairs) and writes it.
-
-    Texts are read one after the other; at most a million of them, drawn by the library with a fixed seed, decide.
-    """
+    """Trains a SentencePiece model (byte pairs) and writes it."""
     library = _sentencepiece()
     given = iter(texts)
     first = next(given, None)

@@ -167,10 +167,7 @@ class CaptionWriter(ModalTransformer):
         return self._written(self._sequence(batch), beams, penalty)
 
     def _sequence(self, batch: Batch) -> Tokens:
-        """All tokens of a batch, those before a document's last turn first.
-
-        Turns have spans of their own, named "before 0 image", "before 0 text" and so on.
-        """
+        """All tokens of a batch, those before a document's last turn first."""
         if "before_text" not in batch:
             return self.tokens(batch)
         parts: dict[str, tuple[Tensor, Tensor | None]] = {}
@@ -209,10 +206,7 @@ class CaptionWriter(ModalTransformer):
         return pool(sequence._replace(states=states))
 
     def _written(self, sequence: Tokens, beams: int | None = None, penalty: float | None = None) -> Tensor:
-        """Beam search behind a sequence.
-
-        What each layer read stays, so that a step computes one token per text; keys and values are made of it anew.
-        """
+        """Beam search behind a sequence; what each layer read stays, so that a step computes one token per text."""
         beams = int(self.beams if beams is None else beams)
         rows, device = len(sequence.states), sequence.states.device
         seen = None if sequence.present is None else sequence.present.repeat_interleave(beams, 0)[:, None, None, :]

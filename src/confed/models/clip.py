@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -31,10 +32,12 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
+from confed.models.encoders import embed_names, load_tower, mean_name
 from confed.models.finetuning import Finetunable, Places, Trainable
 from confed.models.hf.prompts import read_processor
 from confed.models.hf.tiny import CLIP_IMAGES, PATCH, PIXELS, SIGLIP_IMAGES, SQUARE, byte_tokens, images_of
 from confed.models.inputs import needed, picture_fit, picture_side, processor_settings
+from confed.models.label_embeddings import tokenizer_of
 from confed.models.layers import seeded_linear
 from confed.models.passes import Chain, Step
 from confed.models.pretrained import place_of, read_whole, reading, seeded
@@ -75,10 +78,7 @@ class ClassTexts:
         return self._padded([template.format(name) for name in self.names], 0)
 
     def with_room(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L).
-
-        The places hold the name's first token; what they are is replaced.
-        """
+        """Ids and mask of "name.", with places for context behind what begins a text, int64 (C, L)."""
         return self._padded([f"{name}." for name in self.names], tokens)
 
     def _padded(self, texts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
@@ -404,10 +404,7 @@ class DualEncoder(Chain, Finetunable):
             return self._encoded(ids, mask)
 
     def handwritten_features(self, classes: Tensor) -> Tensor:
-        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`.
-
-        Computed once where nothing in the text tower learns; otherwise with gradients, at every call.
-        """
+        """See :class:`confed.federation.families.prompts.ClassifiesByTexts`."""
         frozen = not any(p.requires_grad for n, p in self.named_parameters() if n.startswith("body.text_"))
         if not frozen:
             return self._ensemble(classes.cpu())
@@ -472,6 +469,59 @@ class DualEncoder(Chain, Finetunable):
         if not ids or not context.strip():
             raise ValueError(f"model.context must be words, or a number of vectors, got {context!r}")
         return weight[torch.tensor(ids)]
+
+
+class NamedPair(nn.Module):
+    """A classifier of pictures and a text encoder that have never met, with a dual encoder's interface.
+
+    A picture's features are the embeddings of its likeliest classes' names, by their probabilities (ConSE, Norouzi et
+    al., ICLR 2014), a text's the mean of its tokens' last states.
+    """
+
+    def __init__(self, classifier: Any, text_model: Any, class_names: Tensor) -> None:
+        super().__init__()
+        self.vision_model, self.text_model = classifier, text_model
+        self.register_buffer("class_names", class_names)
+        self.logit_scale = nn.Parameter(torch.tensor(20.0).log())
+        self.config = SimpleNamespace(model_type="pair", text_config=text_model.config)
+
+    def get_image_features(self, pixel_values: Tensor) -> Any:
+        """Features (B, e) of prepared pictures."""
+        names: Any = self.class_names
+        return SimpleNamespace(pooler_output=mean_name(self.vision_model(pixel_values=pixel_values).logits, names))
+
+    def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        """Features (C, e) of texts."""
+        states = self.text_model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1)
+        return SimpleNamespace(pooler_output=(states * mask).sum(1) / mask.sum(1))
+
+
+class PairedEncoder(DualEncoder):
+    """A classifier of pictures and a text encoder over C class names: what learns is the context or a head."""
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        return ("body.vision_model.", "body.class_names")
+
+    @property
+    def feature_shape(self) -> tuple[int, int]:
+        return self.body.class_names.shape[1], self.class_count
+
+    def places(self) -> Places:
+        heads = tuple(n for n in ("context", "classifier", "picture_adapter") if getattr(self, n) is not None)
+        return Places(heads=heads, has_prompt=self.context is not None)
+
+    def patch_features(self, batch: Batch) -> Tensor:
+        raise ValueError("features of patches are in the common space for CLIP and its kind: leave model.text empty")
+
+    def _image(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = images if images.is_floating_point() else self.prepared_pictures(images)
+        was = self.body.training
+        self.body.eval()
+        pooled = F.normalize(self.body.get_image_features(inputs).pooler_output, dim=-1)
+        self.body.train(was)
+        return pooled, pooled.unsqueeze(1)
 
 
 def _length(config: Any, tokenizer: Any) -> int:
@@ -571,6 +621,7 @@ def _clip(
     answers: Sequence[str] | int,
     *,
     source: str = "clip_mini",
+    text: str = "",
     revision: str = "",
     template: str = "a photo of a {}.",
     templates: tuple[str, ...] = (),
@@ -588,6 +639,9 @@ def _clip(
         source: a hub name ("openai/clip-vit-base-patch16"), a folder written by ``save_pretrained`` with its processor,
             "clip_mini", which is in the package, or "tiny:FAMILY" for a small one with random weights, such as
             "tiny:siglip".
+        text: a sentence encoder, a folder or a hub name, where ``source`` is a classifier of pictures whose classes
+            have names: a picture is what its likeliest classes are called (ConSE), and is compared with the answers by
+            their names; what learns is context or a head.
         revision: commit, tag or branch of the hub name.
         template: handwritten prompt, ``{}`` for the class name.
         templates: several of them, whose features are averaged, in place of ``template``.
@@ -603,8 +657,12 @@ def _clip(
     learned = trainable == "prompt"
     if learned and head != "text":
         raise ValueError(f"model.trainable = 'prompt' has no effect with model.head = {head!r}: set it to 'head'")
-    return DualEncoder(
-        _body(source, revision, seed), _processor(source, revision), plain_names(answers),
+    if text:
+        body, processor, kind = *_pair(source, text, seed), PairedEncoder
+    else:
+        body, processor, kind = _body(source, revision, seed), _processor(source, revision), DualEncoder
+    return kind(
+        body, processor, plain_names(answers),
         templates=templates or (template,), context=context if learned else None, head=head, rng=rng,
     )  # fmt: skip
 
@@ -613,9 +671,20 @@ def _clip(
 clip = variant(
     _clip, "clip",
     "CLIP, SigLIP, SigLIP 2, MetaCLIP 2 or AltCLIP of ``transformers``; the classes are the answers of the data.",
-    "answers vocab_size source revision template templates context head trainable peft max_length seed",
+    "answers vocab_size source text revision template templates context head trainable peft max_length seed",
     spec=ModelSpec(tokenizer=WordTokenizer, picture_side=picture_side, picture_fit=picture_fit), vocab_size=0,
 )  # fmt: skip
+
+
+def _pair(source: str, text: str, seed: int) -> tuple[NamedPair, Processor]:
+    """The two encoders as one body, and what prepares their inputs."""
+    from transformers import AutoImageProcessor
+
+    classifier = load_tower(source, "pictures", seed, classifies=True)
+    with reading(source, "processor of pictures"):
+        images = AutoImageProcessor.from_pretrained(place_of(source, SOURCES), use_fast=False, trust_remote_code=False)
+    pair = NamedPair(classifier, load_tower(text, "texts", seed), embed_names(classifier, text))
+    return pair, Processor(images, tokenizer_of(text))
 
 
 @lru_cache(maxsize=2)

@@ -82,13 +82,9 @@ class CnnWords(Chain, nn.Module):
         if not image.is_floating_point():
             image = image.to(self.project.weight.dtype) / 127.5 - 1.0
         picture = torch.tanh(self.project(self.picture(image).flatten(1)))
-        words = torch.tanh(self._bag(text, mask))
-        return self.dropout(torch.cat([picture, words, picture * words], 1))
-
-    def _bag(self, text: Tensor, mask: Tensor) -> Tensor:
-        """Mean vector of the words of each text, (B, d)."""
         seen = mask.unsqueeze(-1).to(self.words.weight.dtype)
-        return (self.words(text) * seen).sum(1) / seen.sum(1).clamp_min(1.0)
+        words = torch.tanh((self.words(text) * seen).sum(1) / seen.sum(1).clamp_min(1.0))
+        return self.dropout(torch.cat([picture, words, picture * words], 1))
 
 
 def _block(inputs: int, outputs: int, rng: torch.Generator) -> nn.Sequential:

@@ -87,15 +87,7 @@ class _Reached(Exception):  # no error: it ends a pass at a block
 
 
 class Tower(nn.Module):
-    """An encoder of ``transformers`` whose blocks can be left out or stopped at.
-
-    Attributes:
-        model: the encoder.
-        blocks: its blocks, from input to output; none where its pass cannot be cut between them.
-        widths: features of each block's output.
-        planes: whether these are planes (B, d, h, w).
-        width: features of its last states.
-    """
+    """An encoder of ``transformers`` whose blocks can be left out or stopped at."""
 
     def __init__(self, model: nn.Module, probe: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -194,11 +186,6 @@ class PictureTower(Tower):
 
     On a CPU frozen stages compute one picture at a time: the same bits in any batch, and less than half of the time
     (29 against 75 ms a picture of 224 pixels in batches of 32, MobileNetV2 on one core).
-
-    Attributes:
-        gives: what of the last states: one vector a picture (B, d), its cells (B, n, d), or the mean embedding of the
-            likeliest classes' names (B, e).
-        sides: pixels of the pictures that the encoder was made for, (H, W).
     """
 
     frozen_features: KeptStates | None = None
@@ -313,11 +300,8 @@ class PictureTower(Tower):
         return states[:, 0] if has_class_token else plane.mean((2, 3))
 
     def _named(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Mean over the likeliest classes of their names' embeddings, by their probabilities."""
         table: Any = self.class_names
-        best = self.model(**inputs).logits[:, -len(table) :].softmax(1).topk(min(_LIKELIEST, len(table)))
-        weights = best.values / best.values.sum(1, keepdim=True)
-        return (weights.unsqueeze(2) * table[best.indices]).sum(1)
+        return mean_name(self.model(**inputs).logits, table)
 
 
 class TextTower(Tower):
@@ -597,10 +581,7 @@ def _mixer(width: int, layers: int, dropout: float) -> nn.Module:
 
 
 def load_tower(name: str, reads: Reads, seed: int, vocab_size: int = 0, *, classifies: bool = False) -> nn.Module:
-    """An encoder with its published weights, float32, in evaluation mode; of a model of both, the one that reads these.
-
-    With ``classifies`` a classifier with its head.
-    """
+    """An encoder with its published weights, float32, in evaluation mode; of two, the one that reads these."""
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
     key, part, option = {
@@ -742,11 +723,15 @@ def embed_names(classifier: Any, encoder: str) -> Tensor:
     return F.normalize(sentence_encoder(encoder)(names[1:] if names[0] == "background" else names), dim=1)
 
 
-def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
-    """Pictures as regions, the cells of a frozen picture encoder: features (M, n, d) and boxes (M, n, 4).
+def mean_name(scores: Tensor, names: Tensor) -> Tensor:
+    """ConSE: mean (B, e) over the likeliest classes of their names' embeddings (K, e), by their probabilities."""
+    best = scores[:, -len(names) :].softmax(1).topk(min(_LIKELIEST, len(names)))
+    weights = best.values / best.values.sum(1, keepdim=True)
+    return (weights.unsqueeze(2) * names[best.indices]).sum(1)
 
-    Raises ``ValueError``: the encoder cannot be read, or reads pictures of another size.
-    """
+
+def cells_of(images: np.ndarray | Pictures, name: str) -> HeldRegions:
+    """Pictures as regions, the cells of a frozen picture encoder: features (M, n, d) and boxes (M, n, 4)."""
     model: Any = load_tower(name, "pictures", 0)
     side = getattr(model.config, "image_size", _TINY_PIXELS)
     if tuple(images.shape[1:3]) != (side, side):

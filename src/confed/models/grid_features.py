@@ -132,11 +132,7 @@ _CHUNK = 512
 
 
 def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
-    """The regions of pictures.
-
-    Returns:
-        Features (M, 16, 64) and the boxes of the cells, both float32.
-    """
+    """The regions of pictures: features (M, 16, 64) and the boxes of the cells, both float32."""
     if isinstance(images, NoPictures):
         raise ValueError("grid features are made from pictures, and the dataset has none")
     model = _encoder()
@@ -152,9 +148,13 @@ def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
     torch.set_num_threads(1)  # how many there are decides the order of sums, and so the last bits
     try:
         with torch.inference_mode():
+            mean, std = (torch.tensor(values)[:, None, None] for values in (model.config.mean, model.config.std))
             for rows in torch.arange(len(table)).split(_CHUNK):
                 if len(rows):  # a table without pictures has one part without rows
-                    features[rows[0] : rows[-1] + 1] = _patch_states(model, table[rows]).numpy()
+                    hidden = model.visual_embedding((table[rows] / 255 - mean) / std)
+                    for block in model.blocks:
+                        hidden = block(hidden)
+                    features[rows[0] : rows[-1] + 1] = model.visual_norm(hidden)[:, 1:].numpy()
     finally:
         torch.set_num_threads(threads)
     boxes = np.broadcast_to(grid_boxes(side, side), (len(table), side * side, 4))
@@ -182,12 +182,3 @@ def _encoder() -> "Albef":
     from confed.models.albef import albef_mini, mini_answer_tokenizer
 
     return albef_mini(1, mini_answer_tokenizer(()).vocab_size).eval()
-
-
-def _patch_states(model: "Albef", images: Tensor) -> Tensor:
-    """States of the patches, row by row, (B, P, d), of uint8 pictures (B, 3, H, W)."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (model.config.mean, model.config.std))
-    hidden = model.visual_embedding((images / 255 - mean) / std)
-    for block in model.blocks:
-        hidden = block(hidden)
-    return model.visual_norm(hidden)[:, 1:]

@@ -38,10 +38,7 @@ def count(answers: Sequence[str] | int) -> int:
 
 
 def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 1) -> nn.Sequential:
-    """The answer head of ViLT and FedVQA: Linear(n d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02).
-
-    The names inside match ``ViltForQuestionAnswering``.
-    """
+    """The answer head of ViLT and FedVQA: Linear(n d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02)."""
     return nn.Sequential(
         seeded_linear(pictures * width, 2 * width, 0.02, rng),
         nn.LayerNorm(2 * width),
@@ -75,11 +72,7 @@ def views(head: str, batch: Batch) -> int:
 
 
 def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:
-    """Scores of a batch from the pooled representations of all its passes.
-
-    Returns:
-        Logits (B, C), or (B, K) of K choices; features (B, d), the mean over an example's passes.
-    """
+    """Scores (B, C), or (B, K) of K choices, from the pooled states of all passes; and their mean, (B, d)."""
     if views == 1 and head != "choice":
         return Output(module(pooled), pooled)
     several = pooled.reshape(-1, views, pooled.shape[-1])

@@ -36,11 +36,7 @@ def hub_name(source: Path | str, *, short: bool = False) -> str | None:
 
 
 def commit_of(source: str) -> str:
-    """The commit, 40 hex digits, of a hub name's default branch, from the hub or from what was fetched before.
-
-    Empty for a folder, for a packaged or random model, and where neither hub nor cache has the name; who reads the
-    model then says so.
-    """
+    """The commit, 40 hex digits, of a hub name's default branch, from the hub or from what was fetched before."""
     name = hub_name(source)
     if name is None:
         return ""

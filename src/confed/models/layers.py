@@ -54,10 +54,7 @@ class FrozenBatchNorm2d(Constants):
 
 
 def renormalise(body: nn.Module, norm: Norm) -> None:
-    """Puts another kind of normalisation in the place of every batch normalisation.
-
-    Groups have 16 channels. Scales and shifts are taken over.
-    """
+    """Puts another kind of normalisation in the place of every batch normalisation."""
     check_value(norm, Norm, "model.norm")
     if norm == "batch":
         return

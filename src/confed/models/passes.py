@@ -47,10 +47,7 @@ class Chain:
 
 
 class BlockChain(Chain, Finetunable):
-    """Embeddings, Transformer blocks of which the first may host an adapter, and what reads the last block.
-
-    ``suffix(prefix(batch))`` is the forward pass.
-    """
+    """Embeddings, Transformer blocks of which the first may host an adapter, and what reads the last block."""
 
     embedding_names: ClassVar[tuple[str, ...]]  # how the names of the tensors begin that embeddings read
     blocks_name: ClassVar[str]  # the submodule of the blocks
@@ -100,10 +97,7 @@ class BlockChain(Chain, Finetunable):
         return (*self.embedding_names, *((f"{self.blocks_name}.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Any:
-        """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
-
-        Without adapters, the embeddings.
-        """
+        """What comes before the first adapter: the embeddings, and the first block up to its residual sum."""
         return run_stages(self, batch, self.before)
 
     def suffix(self, state: Any) -> Output:

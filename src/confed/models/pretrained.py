@@ -64,10 +64,7 @@ def weights_file(model: str, pretrained: bool | Path | str = True) -> Path:
 
 
 def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequence[str], **facts: Any) -> None:
-    """Writes a model's tensors and, as metadata, its words, its answers and further JSON facts.
-
-    The file appears under its name only when it is complete.
-    """
+    """Writes a model's tensors and, as metadata, its words, its answers and further JSON facts."""
     from safetensors.torch import save_file
 
     metadata = {"words": list(words), "answers": list(answers), **facts}
@@ -81,10 +78,7 @@ def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequenc
 
 
 def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
-    """The metadata of a file that :func:`save` wrote: ``words``, ``answers`` and what pre-training noted.
-
-    Of a folder the same from its file :data:`FACTS`.
-    """
+    """The metadata of a file that :func:`save` wrote: ``words``, ``answers`` and what pre-training noted."""
     if (file / FACTS).is_file():
         return json.loads((file / FACTS).read_text(encoding="utf-8"))
     try:
@@ -193,10 +187,7 @@ def read_whole(auto: Any, source: str, expected: str, what: str, **options: Any)
 
 
 def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -> Body:
-    """A checkpoint as a model of the library.
-
-    Tensors of the checkpoint that the model has no use for, such as heads, are left out.
-    """
+    """A checkpoint as a model of the library."""
     model: Any = kind
     name, family = str(source), _family(kind)
     path = Path(name).expanduser()

@@ -72,11 +72,7 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 
 def prepare_picture(picture: np.ndarray) -> Tensor:
-    """What the network reads of a picture.
-
-    Returns:
-        float32, shape (3, 224, 224).
-    """
+    """What the network reads of a picture: float32, shape (3, 224, 224)."""
     squeezed = Image.fromarray(picture).resize((_RESIZED, _RESIZED), Image.Resampling.BILINEAR)
     first = (_RESIZED - _CROPPED) // 2
     pixels = np.asarray(squeezed, dtype=np.float32)[first : first + _CROPPED, first : first + _CROPPED] / 255

@@ -56,13 +56,7 @@ Form = Literal["questions", "answers", "captions", "chat"]  # what a tokenizer r
 
 
 class FixedLength:
-    """A tokenizer of the library whose sequences all have the same length.
-
-    Args:
-        tokenizer: it gets this length.
-        max_length: tokens of every text, those that mark its ends and padding included.
-        pad: the token that fills shorter texts.
-    """
+    """A tokenizer of the library whose sequences all have one length, the tokens that mark ends included."""
 
     form: ClassVar[Form] = "questions"
     closing: ClassVar[bool] = True  # whether a text ends in a token of its own

@@ -116,7 +116,9 @@ def _declared(
     parameter_of: dict[str, Parameter] = {}
     texts: dict[str, str] = {}
     for source in sources:
-        texts |= arguments_of(source)
+        section = re.split(r"\n(?:Args|Options):\n", getdoc(source) or "")[1:]
+        section = "".join(section).partition("\n\n")[0]
+        texts |= {line.split(":")[0].strip(): line for line in re.split(r"\n(?=    \w)", section)}
         for key, parameter in signature(source).parameters.items():
             usual = parameter_of.get(key, parameter).default
             default = usual if parameter.default is Parameter.empty else parameter.default
@@ -157,10 +159,3 @@ def _built(
         places = places if reduction is None else replace(places, reduction=reduction)
         finetune(model, given["trainable"], given.get("peft", USUAL), places, rng)
     return model
-
-
-def arguments_of(documented: object) -> dict[str, str]:
-    """Argument -> its lines in the section ``Args`` of a docstring, or ``Options`` of a builder's, indented."""
-    section = re.split(r"\n(?:Args|Options):\n", getdoc(documented) or "")[1:]
-    section = "".join(section).partition("\n\n")[0]
-    return {line.split(":")[0].strip(): line for line in re.split(r"\n(?=    \w)", section)}

@@ -80,7 +80,11 @@ class Vilt(Heads, PatchGrid, BlockChain):
         for head in heads:
             self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
         if "nlvr2" in heads:
-            _second_picture(self.vilt)
+            types = self.vilt.embeddings.token_type_embeddings
+            if len(types.weight) == 2:
+                wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
+                self.vilt.embeddings.token_type_embeddings = wider
+                self.vilt.config.modality_type_vocab_size = 3
 
     # The steps of a pass ------------------------------------------------------------------------------------
 
@@ -164,10 +168,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
         return hidden, additive_mask(mask, hidden.dtype)
 
     def _prompted(self, hidden: Tensor, mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:
-        """Learned tokens after the first text token and before the patches, which begin at ``patches``.
-
-        They have no position and no token type: the network that makes them can give them any offset.
-        """
+        """Learned tokens after the first text token and before the patches, which begin at ``patches``."""
         words, picture = (
             self.prompts[kind]().to(hidden.dtype).expand(len(hidden), -1, -1) for kind in ("text", "visual")
         )
@@ -259,31 +260,16 @@ class Vilt(Heads, PatchGrid, BlockChain):
         return image, *checked_text(batch, len(image), longest, model, keys)
 
 
-def _second_picture(body: "ViltModel") -> None:
-    """A token type for second pictures, with the values of the first pictures' (as ViLT's authors do)."""
-    types = body.embeddings.token_type_embeddings
-    if len(types.weight) == 2:
-        wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
-        body.embeddings.token_type_embeddings = wider
-        body.config.modality_type_vocab_size = 3
-
-
 # ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------
 
 
 def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
-    """The tokenizer of :func:`vilt_mini`: its pre-training's words, then the unseen ones of ``words``.
-
-    So a dataset's known words keep their trained embeddings, and its other words get rows of their own.
-    """
+    """The tokenizer of :func:`vilt_mini`: its pre-training's words, then the unseen ones of ``words``."""
     return WordTokenizer((*mini_words(), *words), max_length)
 
 
 def mlm_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
-    """The tokenizer of :func:`vilt_mlm_mini`: the words of its captions, then the unseen ones of ``words``.
-
-    A dataset's words that captions have not, such as "what", get rows of their own, which are not trained yet.
-    """
+    """The tokenizer of :func:`vilt_mlm_mini`: the words of its captions, then the unseen ones of ``words``."""
     return WordTokenizer((*mini_words("vilt_mlm_mini"), *words), max_length)
 
 

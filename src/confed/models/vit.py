@@ -80,10 +80,7 @@ class Vit(PatchGrid, BlockChain):
     repeat = staticmethod(repeated)
 
     def embed(self, batch: Batch) -> Tensor:
-        """Input of the first block, (B, 1 + prompt tokens + patches, d).
-
-        Positions are the class token, the prompt's tokens if there are any, then the patches row by row.
-        """
+        """Input of the first block, (B, 1 + prompt tokens + patches, d)."""
         image, embeddings = checked_image(batch, self.image_size, type(self).__name__), self.vit.embeddings
         x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token)
         x = embeddings.dropout(x + embeddings.interpolate_pos_encoding(x, *self.image_size))

@@ -40,15 +40,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the preparation.
-
-    Attributes:
-        threshold: least probability of a picture's category.
-        answers: size of the answer vocabulary.
-        max_missing: largest share of pictures that may be missing, and of those without a prediction.
-        train_cap: most training questions per scene, drawn at random; None: all.
-        questions: GQA's balanced questions, or all.
-    """
+    """Options of the preparation."""
 
     threshold: Annotated[float, SHARE] = 0.5
     answers: Annotated[int, AT_LEAST_ONE] = 1642
@@ -98,9 +90,10 @@ def prepare(
     _check_share("pictures have no scene prediction", len(files), unknown, options.max_missing, predictions)
     scenes, counts = _sort(files, guesses, options.threshold)
     rows = _select(sources, scenes, progress)
+    lines = "".join(f"{files[image].name} {files[image].stat().st_size}\n" for image in sorted(scenes))
     pictures = {
         "asked_about": len(needed), "missing": len(missing), "first_missing": missing[:_SHOWN],
-        "without_prediction": len(unknown), **counts, "listing_sha256": _listing(files, scenes),
+        "without_prediction": len(unknown), **counts, "listing_sha256": hashlib.sha256(lines.encode()).hexdigest(),
     }  # fmt: skip
     files_read = list(chain.from_iterable(sources.values()))
     manifest = {
@@ -276,9 +269,3 @@ def _lines(file: Path, rows: Iterable[Question]) -> None:
         for q in rows:
             row = {"question_id": q.id, "image_id": q.image, "question": q.question, "answer": q.answer, "type": q.type}
             text.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _listing(files: Mapping[str, Path], scenes: Iterable[str]) -> str:
-    """SHA-256 over names and sizes of the kept pictures; reading 20 GB of them would take longer than all else."""
-    lines = "".join(f"{files[image].name} {files[image].stat().st_size}\n" for image in sorted(scenes))
-    return hashlib.sha256(lines.encode()).hexdigest()

@@ -61,11 +61,7 @@ def write_label_embeddings(
     most: int = 20,
     width: int | None = None,
 ) -> LabelEmbeddings:
-    """Write a file of label embeddings.
-
-    Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts; FedLGT's released code
-    leaves FLAIR's underscores.
-    """
+    """Write a file of label embeddings."""
     if coarse != "name" and (labels != "flair" or root is None):
         refuse("--root", f"the folder with FLAIR's fine names for coarse = {coarse!r}", found="none")
     names, fine = label_names(labels, root if coarse != "name" or labels == "flair-fine" else None)

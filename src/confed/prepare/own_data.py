@@ -43,15 +43,7 @@ _LAYOUTS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"questio
 
 @dataclass(frozen=True)
 class Questions:
-    """What question files hold.
-
-    Attributes:
-        form: "questions", one about one picture each, or "conversations".
-        options: keys of ``[data]``: columns, question, partition, files.
-        count: number of rows; 0 where that is not known.
-        owner: column that says whose rows are; empty for none.
-        uses: files and folders that are read.
-    """
+    """What question files hold, and the keys of ``[data]`` that read them."""
 
     form: str
     options: Mapping[str, Any]
@@ -64,10 +56,7 @@ class Questions:
 
 
 def questions_in(folder: Path) -> Questions | None:
-    """Question files of a folder; None where there are none.
-
-    A file with a faulty row, and questions without pictures, are a ``ValueError``.
-    """
+    """Question files of a folder; None where there are none."""
     tables = [path for path in visible(folder, *ENDINGS) if path.is_file()]
     for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
         files = [path for path in tables if path.suffix.lower() in endings]
@@ -189,10 +178,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def saved_datasets(folder: Path) -> Questions | None:
-    """A dataset that ``save_to_disk`` of the library ``datasets`` wrote; None for any other folder.
-
-    Columns that are no questions about pictures are a ``ValueError``.
-    """
+    """A dataset that ``save_to_disk`` of the library ``datasets`` wrote; None for any other folder."""
     parts = [folder] if (folder / "state.json").is_file() else []
     if (folder / "dataset_dict.json").is_file():
         listed = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
@@ -281,16 +267,7 @@ FEW = 100
 
 @dataclass(frozen=True)
 class Found:
-    """A way of reading a folder.
-
-    Attributes:
-        form: "classes", "labels", "questions", "conversations", "objects", "captions", "vqa", "texts" or "sensors".
-        dataset: name of the dataset that reads it.
-        options: keys of a recipe's section ``[data]``.
-        saw: what is there, a line each.
-        uses: files and folders of the upper level that are read.
-        asks: what is not known and was assumed, a line each.
-    """
+    """A way of reading a folder: dataset, keys of ``[data]``, what was seen, which files are read, what was assumed."""
 
     form: str
     dataset: str

@@ -68,13 +68,7 @@ _ENCODERS = "another encoder: any vision, and text, of `transformers` by name or
 
 
 def candidates(form: str, vision: str, text: str) -> dict[str, Training]:
-    """Title -> what a form of data can be trained with: the packaged model, a small CNN, encoders where there are some.
-
-    Args:
-        form: of the data.
-        vision: name or folder of a picture encoder; empty where none can be read.
-        text: name or folder of a text encoder, for questions.
-    """
+    """Title -> what a form of data can be trained with: the packaged model, a small CNN, encoders."""
     usual = _TRAINING[form]
     options = {f"{usual.model['name']}, packaged": usual}
     reads_labels = usual.task["name"] == "multilabel"

@@ -20,16 +20,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the preparation.
-
-    Attributes:
-        regions: how many every picture must have; None: as many as the picture with the most, others are padded with
-            rows of zeros.
-        width: features that every region must have; None: as many as the first file has.
-        precision: of the stored features, float16 or float32.
-        grid: cells per side of features that an encoder makes, at most.
-        device: where the encoder computes.
-    """
+    """Options of the preparation."""
 
     regions: Annotated[int, AT_LEAST_ONE] | None = None
     width: Annotated[int, AT_LEAST_ONE] | None = None

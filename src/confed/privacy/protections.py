@@ -35,10 +35,7 @@ SUMMED = 2.0**32  # how many times that a sum over examples may be
 
 
 def first_non_finite(params: Params) -> str | None:
-    """The name of a tensor that holds a NaN or an infinity, or None.
-
-    A sum is non-finite if any element is; that costs one read of the data and no memory.
-    """
+    """The name of a tensor that holds a NaN or an infinity, or None; a sum is non-finite if any element is."""
     for name, tensor in params.items():
         if tensor.is_floating_point():
             wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
@@ -77,10 +74,7 @@ class ValueBound:
 
 
 def check_reply(call: Call, reply: Reply) -> Reply:
-    """The reply, or an error of the same client where its tensors are not what the call expects.
-
-    Every tensor must be finite. Where the call says what it expects, names, shapes and dtypes must match.
-    """
+    """The reply, or an error where a tensor is not finite, or names, shapes or dtypes are not what the call expects."""
     if reply.error is not None:
         return reply
     problem = _problem(call, reply.message)
@@ -287,11 +281,7 @@ def _noised(
 
 
 def noise_is_fixed(algorithm: object) -> bool:
-    """Whether a method's noise at a site is a function of a secret (``Client.fixed_noise``).
-
-    That is noise at the cut of split learning and noise on the gradients of single examples. Noise on updates is drawn
-    anew for each, as each is an entry in the site's journal.
-    """
+    """Whether noise at a site is a function of a secret (``Client.fixed_noise``): at the cut and of single examples."""
     cut = cut_privacy(algorithm)
     examples = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
     records = isinstance(algorithm, Algorithm) and algorithm.record_privacy is not None

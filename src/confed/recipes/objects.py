@@ -83,10 +83,7 @@ def _model(module: nn.Module) -> Any:
 
 
 def digest_of(value: object) -> str:
-    """Digest of the values in an object, 8 hexadecimal digits.
-
-    Pictures that are read when they are asked for count by their number and size.
-    """
+    """Digest of an object's values, 8 hexadecimal digits; of lazy pictures their number and size count."""
     hasher = hashlib.blake2b(digest_size=4)
     _add(hasher, value, {})
     return hasher.hexdigest()
@@ -173,7 +170,7 @@ def section_of(section: str, value: Any) -> dict[str, Any]:
         return _written(section, _values(section, value))
     if isinstance(value, str):
         return {"name": value}
-    if _is_constructor(section, value):
+    if isfunction(value) or (isinstance(value, type) and (section != "algorithm" or issubclass(value, Algorithm))):
         return {"name": _name(section, value)}
     if is_dataclass(value) and (isinstance(value, Algorithm) if section == "algorithm" else section == "task"):
         return {"name": _name(section, type(value)), **_written(section, _values(section, value))}
@@ -200,12 +197,6 @@ def _is_object(section: str, value: Any) -> bool:
     if section == "model":
         return isinstance(value, nn.Module)
     return section == "data" and (isinstance(value, FederatedDataset) or is_table(value))
-
-
-def _is_constructor(section: str, value: Any) -> bool:
-    if isinstance(value, type):
-        return section != "algorithm" or issubclass(value, Algorithm)
-    return isfunction(value)
 
 
 def _name(section: str, constructor: Callable[..., Any]) -> str:

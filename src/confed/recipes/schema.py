@@ -59,7 +59,8 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
     for name, value in values.items():
         _check_numbers(value, getattr(checked, name), f"{where}.{name}")
     # Paths become absolute, so that a run folder can be resumed from anywhere.
-    return {name: _absolute(getattr(checked, name)) for name in names}
+    values = {name: getattr(checked, name) for name in names}
+    return {name: v.expanduser().resolve() if isinstance(v, Path) else v for name, v in values.items()}
 
 
 def _check_numbers(given: Any, taken: Any, where: str) -> None:
@@ -135,10 +136,6 @@ def keywords(constructor: Callable[..., Any], skip: Collection[str] = ()) -> dic
 def arguments(constructor: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Parameter -> value of a section's keywords."""
     return {keyword.parameter: values[name] for name, keyword in keywords(constructor).items() if name in values}
-
-
-def _absolute(value: Any) -> Any:
-    return value.expanduser().resolve() if isinstance(value, Path) else value
 
 
 def plain(value: Any) -> Any:

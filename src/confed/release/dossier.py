@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,12 @@ class Examination:
         if case.replayed:
             self.progress(Note("The run once more"))
         same_bits = case.replay[1] if case.replayed else None
-        findings = list(self._findings())
+        findings: list[tuple[Probe, Finding]] = []
+        for probe in probes():
+            if reason := probe.excluded(case):
+                self.left.append(NotExamined(probe.title, reason))
+            elif self._fits(probe.title, probe.seconds(case)):
+                findings.append((probe, probe.look(case, (self.ends - time.monotonic()) / 2)))
         figures: list[tuple[str, Estimate]] = []
         probes_made: list[dict[str, Any]] = []
         for probe, finding in findings:
@@ -131,13 +136,6 @@ class Examination:
             known = seconds if math.isfinite(seconds) else None
             self.left.append(NotExamined(what, "it does not fit into the time", known))
         return fits
-
-    def _findings(self) -> Iterator[tuple[Probe, Finding]]:
-        for probe in probes():
-            if reason := probe.excluded(self.case):
-                self.left.append(NotExamined(probe.title, reason))
-            elif self._fits(probe.title, probe.seconds(self.case)):
-                yield probe, probe.look(self.case, (self.ends - time.monotonic()) / 2)
 
     def _gains(self) -> Sequence[Gain]:
         what, traits = "What each site gained", self.case.algorithm.traits

@@ -53,12 +53,7 @@ GLOSSARY: Mapping[str, str] = {
 
 
 def write_report(folder: Path) -> Path:
-    """Export of ``report.html`` to the folder of a run or study.
-
-    What is missing, as after an interrupted run, is named in the report and left out.
-
-    Raises ``ValueError``: the folder is neither a run nor a study.
-    """
+    """Export of ``report.html`` to a run's or study's folder; what is missing is named in it."""
     study = load(Path(folder))
     path = study.folder / "report.html"
     write_atomically(path, render(study).encode())

@@ -21,10 +21,7 @@ Rounds = Mapping[int, Mapping[str, float]]
 
 
 def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:
-    """Headline metric of every place after each evaluated round, on validation data where there are any.
-
-    Places may have different metrics, as where clients have different tasks: each has values of its own metrics.
-    """
+    """Headline metrics of every place after each evaluated round, on validation data where there are any."""
     if view == "deployed":
         if run.summary.deploys is None:
             return {}
@@ -56,10 +53,7 @@ def judged_words(study: StudyResults) -> str:
 
 
 def nobody_has_own(study: StudyResults) -> bool:
-    """Whether no method of a study makes models of the clients' own: where these are asked for stands the global one.
-
-    A centralised model is not a personal one either.
-    """
+    """Whether no method of a study makes models of the clients' own, so that the global one stands in their place."""
     summaries = [run.summary for run in study.runs]
     nobodys = [summary.without_personal for summary in summaries]
     return any(nobodys) and all(summary.without_personal or summary.is_bound for summary in summaries)

@@ -24,10 +24,7 @@ def metric_of(runs: Sequence[RunResults]) -> str:
 
 
 def metric_note(runs: Sequence[RunResults]) -> str:
-    """Whether runs with several metrics can be compared, in a sentence; the empty text if they have one.
-
-    Where every test question has one right answer, soft and strict scores are the same: the predictions show it.
-    """
+    """Whether runs with several metrics can be compared, in a sentence; the empty text if they have one."""
     complete = [run for run in runs if run.complete]
     names = list(dict.fromkeys(run.metric for run in complete))
     if len(names) < 2:

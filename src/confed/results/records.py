@@ -114,10 +114,7 @@ def label_view(runs: Sequence[Summary], name: str) -> View:
 
 
 def is_blind(summary: Summary, view: View) -> bool | None:
-    """Whether the model of a view did not beat its controls; None where none were tried.
-
-    For personal models that there are not stands the global one.
-    """
+    """Whether a view's model, or the global one in its place, did not beat its controls; None if none were tried."""
     controls = summary.controls(view)
     if not controls and summary.view(view) is View.PERSONAL:
         controls = summary.controls(View.SEEN)
@@ -224,10 +221,7 @@ def _resampled(run: RunResults, view: str, metric: str) -> Resampled | None:
 
 
 def _together(run: RunResults, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
-    """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's examples.
-
-    Places are in the order of their names; the result is None for a run that did not keep these everywhere.
-    """
+    """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's; None if not kept."""
     if view not in OF_EVALUATED:  # a single unseen place
         return None
     left = {*run.left, *([VALIDATION] if view == "unseen" else [])}

@@ -22,11 +22,7 @@ NAMES, TRUTH, ANSWERS = "names", "truth", "answers"
 
 
 def name_hashes(names: Iterable[str]) -> np.ndarray:
-    """A 64-bit hash of each name, the same on every machine: the first 8 bytes of BLAKE2b, little-endian.
-
-    Returns:
-        int64, shape (N,).
-    """
+    """A 64-bit hash of each name, the first 8 bytes of BLAKE2b, little-endian: int64, shape (N,)."""
     digests = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
@@ -66,11 +62,7 @@ def read_toml(path: Path) -> Mapping[str, Any]:
 
 
 def lines_of(path: Path, most: int | None = MOST_HISTORY) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSON Lines file, one by one, each with a digest of it; a line that a crash cut off is left out.
-
-    A file of more than ``most`` bytes, a round that is no number and values per place that are no mapping are a
-    ValueError.
-    """
+    """The objects of a JSON Lines file, each with its digest; a line that a crash cut off is left out."""
     if not path.is_file():
         return
     if most is not None and path.stat().st_size > most:

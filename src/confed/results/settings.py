@@ -27,10 +27,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_keys(run: RunResults, reference: RunResults) -> dict[str, str]:
-    """Keys outside ``[algorithm]`` in which two runs differ -> "value, not value".
-
-    Seeds may differ when the runs' seeds do. A run without a recipe differs in nothing that is known.
-    """
+    """Keys outside ``[algorithm]`` in which two runs differ, but for their seeds -> "value, not value"."""
     if not run.recipe or not reference.recipe:
         return {}
     mine, other = flat(run.recipe), flat(reference.recipe)
@@ -46,11 +43,7 @@ def differing_keys(run: RunResults, reference: RunResults) -> dict[str, str]:
 
 
 def named_apart(runs: Sequence[RunResults]) -> list[RunResults]:
-    """The runs with method names that tell them apart.
-
-    Runs of one algorithm with other hyper-parameters get the differing values in their names; runs that still
-    share name and seed get the name of their folder.
-    """
+    """The runs with method names that tell them apart: by hyper-parameters, else by folder."""
     named = list(runs)
     for method in dict.fromkeys(run.method for run in runs):
         settings = {

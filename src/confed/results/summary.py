@@ -416,12 +416,7 @@ def deploys(summary: Summary, wanted: str = "") -> View:
 
 
 def with_deployed(summaries: Sequence[Summary], wanted: Sequence[str] = ()) -> list[Summary]:
-    """The same summaries with what each deploys, so that methods of different kinds stand in one column.
-
-    FedDAT's tables judge a federated row by the averaged part with each client's own head, and a local row by each
-    client's own model: what a client would use in either case. Without where no run deploys the global model: then
-    the column would only repeat that of the personal models.
-    """
+    """The same summaries with what each deploys, so that methods of different kinds stand in one column."""
     views = [deploys(*pair) for pair in zip(summaries, wanted or [""] * len(summaries), strict=True)]
     if View.SEEN not in views:
         return [replace(summary, deploys=None) for summary in summaries]

@@ -105,7 +105,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     public, observers = public_data(algorithm, run_data.dataset, run_data.unseen, owned)
     if public is not None:
         side = ServerSide(build, public, task, run.seed, _device(run.device))
-        algorithm = _with_public_data(algorithm, run_data.dataset, side)
+        if isinstance(algorithm, UsesPublicData):
+            examples = (run_data.dataset.elsewhere or {}).get(algorithm.public_place(), len(public))
+            algorithm = algorithm.with_public_data(examples, run_data.dataset.widest)
+        algorithm = algorithm.with_server_side(side) if isinstance(algorithm, ServerLearns) else algorithm
     _check_method(recipe, run_data, algorithm, build, task, owned)
     if algorithm.traits.centralised:  # the clients only look on
         observers = ChainMap[str, Any](dict(observers), cast(Any, run_data.clients))
@@ -168,11 +171,7 @@ def simulation_of(
 
 
 def cohorts_of(run: RunSection, algorithm: Algorithm) -> tuple[Callable[[int], int], Buffered | None]:
-    """Number of clients that train in a round, or at any time, out of those present; settings of asynchronous rounds.
-
-    Where clients send nothing there is nothing to wait for: beside methods with asynchronous rounds, a round of theirs
-    is one of as many clients as the buffer holds, so that clients train equally often.
-    """
+    """Clients that train in a round, or at any time, out of those present; settings of asynchronous rounds."""
     if not run.async_.buffer:
         return run.cohort_size, None
     if algorithm.traits.centralised or not algorithm.traits.communicates:
@@ -275,14 +274,6 @@ def _configured(
             f"its loss: task.known must be 0 for it, got {known_share}"
         )
     return algorithm
-
-
-def _with_public_data(algorithm: Algorithm, dataset: Any, side: ServerSide) -> Algorithm:
-    """A method that has been told of the public data what it needs."""
-    if isinstance(algorithm, UsesPublicData):
-        examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(side.data))
-        algorithm = algorithm.with_public_data(examples, dataset.widest)
-    return algorithm.with_server_side(side) if isinstance(algorithm, ServerLearns) else algorithm
 
 
 def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:

@@ -98,10 +98,7 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
 
 
 def check_class_lists(algorithm: Algorithm, dataset: FederatedDataset) -> None:
-    """Check that clients' examples have the same class lists where a method states the privacy of an example.
-
-    A list of the client's own classes comes from its labels: one example changes the losses of all others.
-    """
+    """Check that clients have the same class lists where a method states the privacy of an example."""
     noised = isinstance(algorithm, ProtectsExamples) and algorithm.example_privacy.noise > 0
     if not (noised or algorithm.record_privacy is not None):
         return

@@ -20,11 +20,7 @@ from confed.registry import datasets
 
 
 class Source:
-    """A dataset, and the regions of its pictures once a model asks for them; models of one study share both.
-
-    Attributes:
-        modal: whether there is more to it than pictures with texts that are always there.
-    """
+    """A dataset, and the regions of its pictures once a model asks for them; models of one study share both."""
 
     def __init__(self, dataset: FederatedDataset, fill: Fill = "zero", cells: str = "") -> None:
         self.dataset = dataset

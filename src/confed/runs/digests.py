@@ -48,11 +48,7 @@ def file_digest(files: Sequence[Path], root: Path | None = None) -> str:
 
 
 def data_digest(dataset: FederatedDataset) -> str:
-    """SHA-256 over all examples of all clients and unseen places: texts, answers, who has them in which role, inputs.
-
-    Pictures, recordings and series in memory count byte by byte; of pictures in files and of features of regions
-    :data:`LOOKED_AT` rows do.
-    """
+    """SHA-256 over all examples: texts, answers, who has them in which role, and inputs, of files :data:`LOOKED_AT`."""
     parts = _label_parts(dataset) if dataset.kind == "labels" else _question_parts(dataset)
     hasher = hashlib.sha256()
     for field in parts:
@@ -116,10 +112,7 @@ def _table(held: Any) -> bytes:
 
 
 def _row(held: Pictures | Any, row: int) -> Sequence[np.ndarray]:
-    """A row of a table that lies in files: a picture, or features of regions with their boxes.
-
-    Nothing of a picture that cannot be read: its examples are left out, or its client has failed.
-    """
+    """A row of a table that lies in files; nothing of a picture that cannot be read."""
     try:
         taken = held[np.array([row])]
     except (OSError, ValueError):

@@ -51,10 +51,7 @@ class RunData:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """Shapes of pictures, sounds and series, as far as there are any.
-
-        ``picture_size``: (H, W) in pixels; ``sample_rate``: of sounds; ``series_channels``: values per step.
-        """
+        """Shapes as far as there are any: ``picture_size`` (H, W), ``sample_rate``, ``series_channels``."""
         shapes: dict[str, Any] = {}
         for examples in self.dataset.everything:
             if examples.images.shape[1] > 0:
@@ -67,10 +64,7 @@ class RunData:
 
     @cached_property
     def texts_cut(self) -> tuple[int, int]:
-        """Number of different texts longer than the tokenizer's ``max_length``, which are truncated, and of all texts.
-
-        Both are 0 for a tokenizer that does not count them.
-        """
+        """Number of different texts longer than the tokenizer's ``max_length``, and of all texts; 0 if not counted."""
         if not isinstance(self.tokenizer, CountsShortened):
             return 0, 0
         texts = list(dict.fromkeys(_texts_read(self.dataset)))

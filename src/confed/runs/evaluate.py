@@ -90,7 +90,9 @@ def examine(
     seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]
     unseen = [name for name, data in run_data.unseen.items() if name in setup.observers and len(data.tables[2])]
     if len(seen) < len(run_data.clients):
-        examined.notes.append(_without_tests(sorted(set(run_data.clients) - set(seen))))
+        names = sorted(set(run_data.clients) - set(seen))
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        examined.notes.append(f"left out, for want of test examples: {names[:LISTED]}{more}")
     if len(seen) > MOST:
         examined.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
     seen = evenly(seen, MOST)
@@ -242,11 +244,6 @@ def _with_controls(
         examined.without_controls["all"] = "no place has test examples with different inputs of any modality"
 
 
-def _without_tests(names: Sequence[str]) -> str:
-    some = f"{names[:LISTED]}" + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
-    return f"left out, for want of test examples: {some}"
-
-
 def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) -> list[str]:
     """Notes on personal models that are tried at home only: answers differ (not ``same``), or clients are many."""
     lines: list[str] = []
@@ -298,10 +295,7 @@ def widest(places: Mapping[str, TableData]) -> list[str]:
 
 
 def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:
-    """Restriction of examples to a set of modalities, as scalars of the action ``examine``.
-
-    What its owner does not have its model has never learned to read.
-    """
+    """Restriction of examples to a set of modalities, as scalars of the action ``examine``."""
     present = set(chain.from_iterable(sets_at(data)))
     left = [name for name in MODALITIES if name in present and name in owned]
     if not owned or len(left) == len(present):

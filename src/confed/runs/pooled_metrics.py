@@ -69,12 +69,7 @@ class PooledCounts:
 
 
 def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
-    """The probabilities and labels of all test examples, for ``predictions.safetensors``.
-
-    Returns:
-        ``<view>/<place>/probabilities`` float32 and ``labels/<place>`` uint8, each (N, C); empty where there are more
-        than :data:`KEPT` entries, or none.
-    """
+    """Float32 probabilities and uint8 labels (N, C) for ``predictions.safetensors``; empty beyond :data:`KEPT`."""
     probabilities: dict[str, Tensor] = {}
     labels: dict[str, Tensor] = {}
     for (view, owner, place), (_, rows) in examined.results.items():

@@ -134,10 +134,7 @@ def answer(
 
 
 def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
-    """Attention per question: over patches (B, rows, columns), or over regions (B, R) with their boxes.
-
-    Regions of padding, which are all zeros, are left out.
-    """
+    """Attention per question: over patches (B, rows, columns), or over regions (B, R) with their boxes."""
     if maps.ndim == 3:
         return [{"attention": rounded(weights)} for weights in maps.cpu()]
     if "boxes" not in batch:
@@ -193,10 +190,7 @@ def gallery(
 def _of_questions(
     folder: RunFolder, workspace: Workspace, run_data: RunData, count: int, setup: Setup
 ) -> list[dict[str, Any]]:
-    """Test questions, spread over question types.
-
-    For a method that filters answers, training questions of every client follow; they carry "forgotten".
-    """
+    """Test questions, spread over question types; for a method that filters answers, training questions too."""
     network = setup.algorithm.deployed_model(workspace.model)
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.dataset.clients.items()]
@@ -373,10 +367,7 @@ class AtLabels:
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> Tensor | None:
-        """Attention of each label to each place, (B, C, rows, columns), or to each token (B, C, L).
-
-        The largest of each label is 1; None if the model does not say.
-        """
+        """Attention of each label, (B, C, rows, columns) or (B, C, L), its largest 1; None if not told."""
         if not isinstance(self.model, Attends):
             return None
         maps = self.model.attention(batch)
@@ -488,10 +479,7 @@ def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
 def similarities(
     folder: RunFolder, workspace: Workspace, run_data: RunData, batch_size: int, count: int = COMPARED
 ) -> dict[str, Any] | None:
-    """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
-
-    The examples are spread over the test data of the first client that has some.
-    """
+    """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive."""
     model = workspace.model
     if not isinstance(model, ContrastiveAnswerer):
         return None

@@ -270,10 +270,7 @@ class _WebOnly(HTTPRedirectHandler):
 
 
 def _fetched(address: str) -> bytes:
-    """Content of an address, within bounds of size and time: its server is another's.
-
-    The library bounds the time between two bytes only: the thread is left behind where the headers take too long.
-    """
+    """Content of an address, within bounds of size and time, which the library sets between two bytes only."""
     contents: list[bytes | str] = []
 
     def work() -> None:

@@ -146,10 +146,7 @@ def _run_missing(study: StudyFolder, progress: Progress, workers: int, outcome: 
 
 
 def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
-    """Rows that cannot be run with this recipe -> the reason; determined without training.
-
-    A row that breaks instead of refusing is not among them: it breaks again where it is run and leaves its traceback.
-    """
+    """Rows that cannot be run with this recipe -> the reason; determined without training."""
     refused: dict[str, str] = {}
     load_data(recipe.with_run(seed=seed))
     for row in recipe.methods:

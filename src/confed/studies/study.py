@@ -365,10 +365,7 @@ def open_sweep(
     judged: Mapping[str, Any] | None = None,
     models_from: Recipe | None = None,
 ) -> Sweep:
-    """A new sweep with its studies, or an existing one with further values, models, methods and seeds.
-
-    All studies are opened before a run is started, so that what does not fit is said at once.
-    """
+    """A new sweep with all its studies, or an existing one with further values, models, methods and seeds."""
     if kind_of(root) == "sweep":
         before = read_sweep(root)
         if (before.recipe, before.over, before.by) != (sweep.recipe, sweep.over, sweep.by):
@@ -408,7 +405,7 @@ class Grid:
         for point in self.points:
             recipe, used = self.rows(point.overrides)
             if MODELS in point.settings:
-                recipe = _with_model(recipe, point.settings[MODELS])
+                recipe = recipe.with_model(point.settings[MODELS]).with_rows(recipe.methods)
             recipes[point.folder] = with_references(recipe) if self.gates else recipe, used
         every: list[list[tuple[Any, ...]]] = []
         for recipe, _ in recipes.values():
@@ -465,11 +462,7 @@ def grid_of(
     gates: bool = False,
     **rows: Any,
 ) -> Grid:
-    """The grid that a command asks for: ``rows`` are the further fields of :class:`Grid`.
-
-    It goes over ``over``, else over the one override with several values, else over ``models``, or over the rounds that
-    a benchmark's gates ask for; a fault is a ValueError.
-    """
+    """The grid that a command asks for, whose axis may be an override with several values, or models, or gates."""
     overrides = list(overrides)
     several = [text for text in overrides if _has_several_values(text)]
     if not over and len(several) == 1 and not gates:
@@ -510,18 +503,13 @@ def _has_several_values(text: str) -> bool:
     return False
 
 
-def _with_model(recipe: Recipe, row: str) -> Recipe:
-    """The study of one model, with the recipe's rows."""
-    return recipe.with_model(row).with_rows(recipe.methods)
-
-
 def _check_models(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
     """Check that models of earlier commands were run with the present settings, so that no table mixes data."""
     for row in rows:
         before = study_in(root / row)
         if before is None or (row not in recipe.models and row not in models.names()):
             continue
-        now = _with_model(recipe, row)
+        now = recipe.with_model(row).with_rows(recipe.methods)
         for method in before.recipe.methods:
             if method in now.methods:  # seeds may differ: runs are compared seed by seed
                 recipe_before, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before.recipe, now))

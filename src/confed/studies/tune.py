@@ -77,11 +77,7 @@ LOOKED_AT = 1000
 
 
 def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
-    """Validation scores of a single-run recipe: after every round, and after fine-tuning if any.
-
-    The run is one as any other, in a folder where it goes on after an interruption, but for the tests: it reads no test
-    example and ends with its last round.
-    """
+    """Validation scores of a single-run recipe after every round, and after fine-tuning; no test example is read."""
     import torch
 
     from confed.runs.at_once import begin

@@ -175,7 +175,9 @@ class Chat:
             place = has_weight.nonzero()[:, 0]
             sums = [weight.new_zeros(rows).index_add(0, place, values.sum(1)) for values in (right * weight, weight)]
             return (sums[0] / sums[1].clamp_min(1e-12)).float()
-        pairs = zip(self.texts(output), self._references(batch), strict=True)
+        if "references" not in batch:
+            raise ValueError(f"written answers need batch['references'], got {', '.join(sorted(batch)) or 'none'}")
+        pairs = zip(self.texts(output), unpack_texts(batch["references"]), strict=True)
         scores = [self.score(text, references) for text, references in pairs]
         return torch.tensor(scores, dtype=torch.float32, device=output.logits.device)
 
@@ -215,11 +217,6 @@ class Chat:
         if not output.logits.is_floating_point() or output.logits.ndim != 3:
             return None
         return answered(answers_there(output.logits, batch))
-
-    def _references(self, batch: Batch) -> list[list[str]]:
-        if "references" not in batch:
-            raise ValueError(f"written answers need batch['references'], got {', '.join(sorted(batch)) or 'none'}")
-        return unpack_texts(batch["references"])
 
     def _surprise(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """-log p of each token of the R answers, its weight, and whether it is the best one, each (R, T)."""

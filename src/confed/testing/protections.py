@@ -69,10 +69,7 @@ def nothing_leaks(algorithm: Algorithm) -> None:
 
 
 def servers_see_their_own_part(algorithm: Algorithm) -> None:
-    """Where there are several servers, what one asks and what it is told holds no tensor of another's.
-
-    Neither by its name nor by its values: those that another server holds, or was sent or told in the same round.
-    """
+    """What one of several servers asks and is told holds no other's tensor, by name or by values."""
     check = "servers see their own part only"
     setup = toy(algorithm)
     executor = Recording(setup)
@@ -169,10 +166,7 @@ def noise_on_records_covers_what_is_sent(algorithm: Algorithm) -> None:
 
 
 def noise_at_the_server_covers_one_client(algorithm: Algorithm) -> None:
-    """The server depends on the sum of the clipped updates alone, to whose sensitivity the noise is scaled.
-
-    So an update moves it as far as it is clipped, and two that cancel in the sum no more than none at all.
-    """
+    """The server depends on the sum of the clipped updates alone, to whose sensitivity the noise is scaled."""
     trial = _Trial(algorithm, "noise at the server covers one client")
     if trial.refused:
         return

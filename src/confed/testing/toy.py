@@ -291,11 +291,7 @@ class ToyTask:
 
 
 def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES, kind: str = "") -> dict[str, TableData]:
-    """Clients whose inputs and labels are skewed in different ways.
-
-    Examples have one class (``label``), and for the multi-label task three labels and their constant states (``labels``
-    and ``known``, (N, 3)). Of the kind "modalities" they have one class, and not the same modalities.
-    """
+    """Clients whose inputs and labels are skewed in different ways; multi-label ones have ``labels`` and ``known``."""
     if kind == "modalities":
         return modal_clients(seed, sizes)
     rng = torch.Generator().manual_seed(seed)
@@ -322,10 +318,7 @@ def toy_setup(
     seed: int = 0,
     kind: str | None = None,
 ) -> Setup:
-    """A federation of toy clients; a pooled method gets one member with all their examples.
-
-    ``kind`` chooses the toy model and task; by default it is what the method is made for (its ``finetuning``).
-    """
+    """A federation of toy clients, of the kind a method is made for; a pooled method gets one member with all data."""
     kind = algorithm.traits.made_for if kind is None else kind
     clients = toy_clients(kind=kind) if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local

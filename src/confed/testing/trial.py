@@ -85,10 +85,7 @@ class Backwards(Recording):
 
 
 class Bytes(Recording):
-    """Executor that serialises every message and state, with a new model object each time, as another machine would.
-
-    No session lasts there, so that a client must find everything in its state.
-    """
+    """Executor that serialises every message and state, with a new model object each time, as another machine would."""
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Answers computed from bytes and handed over as what their bytes say."""
@@ -182,10 +179,7 @@ _undisturbed: list[tuple[object, Algorithm, Outcome]] = []
 
 
 def undisturbed(algorithm: Algorithm) -> Outcome:
-    """A method's toy run without any disturbance, which checks compare theirs with; the latest one is kept.
-
-    Do not change the outcome: the next check of an equal method gets the same object.
-    """
+    """A method's toy run without any disturbance, kept for the next check of an equal method: do not change it."""
     for setup, method, outcome in _undisturbed:
         if setup is toy_setup and type(method) is type(algorithm) and method == algorithm:
             return outcome

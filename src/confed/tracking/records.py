@@ -4,7 +4,7 @@ Only what runs write anyway is read, so tracking changes no number of a run and 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import product
@@ -169,8 +169,10 @@ def _rounds(run: RunResults) -> dict[int, Values]:
     for line in run.timings:
         times = {f"time/{key}": number(line.get(key)) for key in ("seconds", "evaluation_seconds")}
         rounds.setdefault(int(line["round"]), {}).update({k: v for k, v in times.items() if v is not None})
-    for round, epsilon in _at_site(run):
-        rounds.setdefault(round, {})["privacy/epsilon"] = epsilon
+    # Privacy spent by a site of a federation, whose journal stands beside its run folder.
+    for line in read_jsonl(run.folder.parent / "privacy.jsonl") if run.summary.is_site else ():
+        if (epsilon := number(line.get("epsilon"))) is not None:
+            rounds.setdefault(int(line["round"]), {})["privacy/epsilon"] = epsilon
     if run.complete and (tested := _tested(run.summary)):
         rounds.setdefault(max(rounds, default=run.summary.rounds), {}).update(tested)
     return {r: rounds[r] for r in sorted(rounds)}
@@ -229,14 +231,6 @@ def _by_place(name: str, values: Mapping[str, float]) -> Values:
     mean = average(list(values.values()))
     metrics = {} if mean is None else {name: mean}
     return metrics | ({f"{name}/{portable(p)}": v for p, v in values.items()} if len(values) <= MANY_PLACES else {})
-
-
-def _at_site(run: RunResults) -> Iterator[tuple[int, float]]:
-    """Privacy spent by a site of a federation, whose journal stands beside its run folder."""
-    if run.summary.is_site:
-        for line in read_jsonl(run.folder.parent / "privacy.jsonl"):
-            if (epsilon := number(line.get("epsilon"))) is not None:
-                yield int(line["round"]), epsilon
 
 
 def _times(run: RunResults, rounds: Mapping[int, Values]) -> dict[int, float]:

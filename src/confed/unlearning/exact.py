@@ -251,10 +251,7 @@ def forget(
     approximate: Approximation | None = None,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Makes a run folder without a client out of one with it; the old folder is left as it is.
-
-    An interrupted call is continued by the same call.
-    """
+    """Makes a run folder without a client out of one with it, which stays; the same call goes on when interrupted."""
     recipe = recipe_of(root)
     check_client(recipe, client)
     out = folder_without(root, client) if out is None else out

@@ -20,13 +20,7 @@ from confed.data.vl_files.records import InFile, number, text
 
 @dataclass(frozen=True, slots=True)
 class Captioned(InFile):
-    """A picture with its captions.
-
-    Attributes:
-        name: identifier, distinct within the file.
-        picture: a path below the dataset's folder of pictures.
-        split: empty if the file has no splits.
-    """
+    """A picture with its captions; ``picture`` is a path below the folder of pictures."""
 
     name: str
     picture: str
@@ -40,12 +34,7 @@ class Captioned(InFile):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a document: a picture, or a text.
-
-    Attributes:
-        picture: a path below the dataset's folder of pictures; empty for a text.
-        text: empty for a picture.
-    """
+    """A part of a document: a picture, by its path below the folder of pictures, or a text; the other is empty."""
 
     picture: str = ""
     text: str = ""
@@ -81,10 +70,7 @@ _ONE = "captions of one picture"
 
 
 def caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
-    """The pictures of a captions file of any of the known layouts, told apart by what is in it.
-
-    Pictures and rows without a caption are left out, and in the account.
-    """
+    """The pictures of a captions file of any of the known layouts, told apart by what is in it."""
     account = Account() if account is None else account
     existing(file)
     if file.suffix.lower() in (".token", ".txt", ".tsv", ".csv"):
@@ -112,10 +98,7 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
 
 
 def coco_caption_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
-    """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out.
-
-    The captions are in memory, as those of a picture do not stand together.
-    """
+    """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out."""
     account, distinct, images = Account() if account is None else account, Distinct("id"), Distinct("id of images")
     names, rows, captions = dict[int, str](), dict[int, int](), dict[int, list[str]]()
     for key, row, entry in json_lists(file, ("images", "annotations")):

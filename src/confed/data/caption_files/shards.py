@@ -43,11 +43,7 @@ _WORDS, _HASHES = 3, 128
 
 
 class NearDuplicates:
-    """Filter of near-duplicate texts that keeps the first one of its kind.
-
-    Attributes:
-        dropped: how many were near duplicates so far.
-    """
+    """Filter of near-duplicate texts that keeps the first one of its kind."""
 
     def __init__(self) -> None:
         self._library = library("datasketch", "finding near duplicates", "captions")
@@ -78,11 +74,7 @@ def _runs(text: str) -> set[str]:
 
 
 def text_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out.
-
-    Raises ``ValueError``: the file is missing, cut off or damaged, a line is no JSON object with such a text, or
-    zstandard is not installed.
-    """
+    """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out."""
     for row, entry in read_jsonl(file):
         yield row, text(entry, "text", file, row).strip()
 
@@ -151,12 +143,7 @@ _SIDE_BY_SIDE = 64
 
 
 class Place(NamedTuple):
-    """Location of a picture's bytes in a shard.
-
-    Attributes:
-        first: of a tar archive the first byte; of a Parquet file the row.
-        size: bytes; -1 in a Parquet file.
-    """
+    """Where a picture's bytes are in a shard: first byte and size in a tar archive; row and -1 in a Parquet file."""
 
     file: Path
     first: int
@@ -164,13 +151,7 @@ class Place(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A picture of a shard with its caption.
-
-    Attributes:
-        name: identifier, distinct within the shard.
-        place: where the picture is.
-        caption: what is said about it.
-    """
+    """A picture of a shard with its caption."""
 
     name: str
     place: Place

@@ -18,15 +18,7 @@ class Blank(ValueError):
 
 @dataclass
 class Account:
-    """What became of the rows of files, or of the files below a folder.
-
-    Attributes:
-        rows: file -> rows in it, without empty lines; folder -> files below it.
-        left: why rows are left out -> which ones, as file and row; of a folder as paths below it.
-        merged: with what rows were merged -> how many.
-        notes: how files are read, and what is to be said of their values.
-        used: example -> the row or rows that it is made of.
-    """
+    """What became of rows of files, or of files below a folder: why left out, with what merged, where used."""
 
     rows: dict[str, int] = field(default_factory=dict[str, int])
     left: dict[str, list[str]] = field(default_factory=dict[str, list[str]])

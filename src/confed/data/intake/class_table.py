@@ -69,13 +69,7 @@ class ClassRow(NamedTuple):
 
 
 def class_rows(folder: Path, table: str = "", columns: Mapping[str, str] | None = None) -> list[ClassRow]:
-    """The rows of a table with ``image`` and ``label``; if wanted ``patient``, ``client`` and ``split``.
-
-    Args:
-        folder: where the table and the files are.
-        table: the table's name; default: the only one in the folder.
-        columns: what a column is here -> its name in the table.
-    """
+    """The rows of a table with ``image`` and ``label``; if wanted ``patient``, ``client`` and ``split``."""
     check_columns(columns or {}, _KEYS)
     files = [folder / table] if table else []
     if not table and folder.is_dir():

@@ -27,10 +27,7 @@ def united_by(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def first_copies(sizes: Sequence[int], read: Callable[[int, int], bytes]) -> list[int]:
-    """The first row with the same bytes as each row; rows of no bytes are copies of none.
-
-    ``read`` gives the bytes of a row, at most so many (-1: all). Rows whose size no other has are not read.
-    """
+    """The first row with the same bytes as each row; rows of no bytes are copies of none."""
     firsts = list(range(len(sizes)))
     rows_of_size: dict[int, list[int]] = {}
     for row, size in enumerate(sizes):

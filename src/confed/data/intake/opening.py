@@ -50,11 +50,7 @@ _OTHERS = (
 
 
 def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarray:
-    """One picture, decoded to the last row, as a viewer shows it.
-
-    Returns:
-        uint8, shape (H, W, 3).
-    """
+    """One picture, decoded to the last row, as a viewer shows it: uint8, shape (H, W, 3)."""
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if isinstance(source, Image.Image):
@@ -76,10 +72,7 @@ def read_picture(source: PictureSource, *, name: str | None = None) -> np.ndarra
 
 
 def look(file: Path) -> tuple[tuple[int, int], list[str]] | None:
-    """Width and height of a picture as it will be read, and what is special about it, from its header.
-
-    None: the header cannot be read.
-    """
+    """Size of a picture as it will be read, and what is special about it, by its header; None if unreadable."""
     try:
         with Image.open(file, formats=formats()) as image:
             turned = orientation(image)
@@ -123,7 +116,8 @@ def _pixels(image: Image.Image) -> np.ndarray:
     if is_animated(image):
         warnings.warn("animated pictures are read as their first frame", stacklevel=3)
     image.load()
-    image = _upright(image)
+    turn = _TURNS.get(orientation(image))
+    image = image if turn is None else image.transpose(turn)
     if image.mode in _DEEP:
         grey = _eight_bits(np.array(image), image)
         return np.repeat(grey[..., None], 3, axis=2)
@@ -152,11 +146,6 @@ def orientation(image: Image.Image) -> int:
         return int(image.getexif().get(_ORIENTATION, 1))
     except _UNREADABLE:
         return 1
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turn = _TURNS.get(orientation(image))
-    return image if turn is None else image.transpose(turn)
 
 
 def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:

@@ -26,10 +26,7 @@ from confed.data.refusals import check_choice, existing, expecting, library, ref
 
 
 def read_jsonl(file: Path, keys: Collection[str] = (), *, strict: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one JSON object a line, with the numbers of their lines; empty lines are left out.
-
-    Of published files the encoding is strict; people's own may be of Windows.
-    """
+    """The objects of a file with one JSON object a line, with the numbers of their lines; empty lines are left out."""
     with _opened(file, strict) as lines, expecting(file, "UTF-8 text", UnicodeDecodeError):
         for row, line in enumerate(lines, start=1):
             if not line.strip():
@@ -84,12 +81,7 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of a file.
-
-    Attributes:
-        rows: each row's number and its cells by column, without blank cells of tables.
-        how_read: how the file is read, where that is not as usual; else empty.
-    """
+    """The rows of a file."""
 
     file: Path
     rows: Sequence[tuple[int, Any]]
@@ -205,7 +197,7 @@ def read_cells(
     while not given and start < len(lines) - 1 and _is_title(lines[start], lines[start + 1]):
         start, titles = start + 1, titles + 1
     delimiter = given[:1] or _delimiter(lines[start:], usual)
-    header = [_column_name(cell) for cell in _cells(lines[start], delimiter)]
+    header = [unicodedata.normalize("NFC", cell.strip()) for cell in _cells(lines[start], delimiter)]
     check_header(file, needed, [name for name in header if name])
     rows: list[tuple[int, dict[str, str]]] = []
     for row, cells in _rows(file, lines, start + 1, delimiter, len(header)):
@@ -227,10 +219,6 @@ def _is_title(line: str, following: str) -> bool:
 
 def _filled(line: str, delimiter: str) -> int:
     return sum(bool(cell.strip()) for cell in _cells(line, delimiter))
-
-
-def _column_name(cell: str) -> str:
-    return unicodedata.normalize("NFC", cell.strip())
 
 
 def _delimiter(lines: Sequence[str], usual: str) -> str:

@@ -17,10 +17,7 @@ _DRIVE = re.compile(r"[A-Za-z]:/")
 
 
 def plain_text(value: Any) -> str | None:
-    """A text, number or truth value as text: NFC, without outer blanks; empty for a blank cell, None for other things.
-
-    Blank are None and NaN, which other tools write into empty cells.
-    """
+    """A text, number or truth value as text: NFC, without outer blanks; empty for a blank cell, None for others."""
     if isinstance(value, str):
         text = value.strip()
         return text if text.isascii() else unicodedata.normalize("NFC", text).strip("\ufeff\u200b ")
@@ -89,10 +86,7 @@ def file_in(folders: Sequence[Path], name: str) -> Path:
 
 
 def find_picture(folder: Path, name: str) -> Path | None:
-    """A picture below a folder, below its ``images/``, or below the only other folder in it that has it.
-
-    Where it has no ending it is looked for with those of pictures.
-    """
+    """A picture below a folder, below its ``images/``, or below the only other folder in it that has it."""
     names = [name] if "." in name.rpartition("/")[2] else [name, *(f"{name}{ending}" for ending in PICTURE_ENDINGS)]
     for spelled in names:
         if (place := find_file((folder, folder / "images"), spelled)) is not None:
@@ -151,12 +145,7 @@ def stored_name(folder: Path, name: str) -> str:
 
 
 class Spellings:
-    """The spellings of labels, answers or clients, and which of them are read as one.
-
-    Args:
-        what: what these are, more than one of them.
-        fold_case: whether names that differ in case alone are one, spelled as it is known, or as most have it.
-    """
+    """The spellings of labels, answers or clients, and which of them are read as one."""
 
     def __init__(self, what: str, values: Iterable[Any], fold_case: bool = False, known: Iterable[str] = ()) -> None:
         self.what, self._of = what, dict[Any, str]()

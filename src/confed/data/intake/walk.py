@@ -65,12 +65,7 @@ def visible(folder: Path, *endings: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Walk:
-    """Pictures below a folder.
-
-    Attributes:
-        pictures: their paths as parts, in order.
-        left: what was left out: why -> paths, of folders with "/" at the end.
-    """
+    """Pictures below a folder, their paths as parts; and why what was left out."""
 
     pictures: Sequence[tuple[str, ...]]
     left: Mapping[str, Sequence[str]]
@@ -81,10 +76,7 @@ class Walk:
 
 
 def walk(folder: Path) -> Walk:
-    """All pictures below a folder. Links are followed, each folder is read once.
-
-    Raises ``ValueError``: a folder cannot be listed.
-    """
+    """All pictures below a folder. Links are followed, each folder is read once."""
     pictures, left = list[tuple[str, ...]](), defaultdict[str, list[str]](list)
     visited = {os.path.realpath(folder)}
     for place, inside, files in os.walk(folder, onerror=_refuse, followlinks=True):
@@ -125,13 +117,7 @@ def _refuse(error: OSError) -> None:
 
 
 class ClassPath(NamedTuple):
-    """A picture below the folder of its class.
-
-    Attributes:
-        parts: its path below the walk's folder.
-        role: "train", "val" or "test"; empty where no folder says.
-        below: its path below the folder of the role.
-    """
+    """A picture below the folder of its class: whole path, role or "", and path below the folder of the role."""
 
     parts: tuple[str, ...]
     role: str
@@ -139,10 +125,7 @@ class ClassPath(NamedTuple):
 
 
 def in_classes(folder: Path, depth: int = 2) -> tuple[list[ClassPath], Walk]:
-    """Pictures in folders of classes, at least ``depth`` deep, and the walk, which says what was left out.
-
-    Raises ``ValueError``: there are pictures, and all lie in splits or beside masks without any class.
-    """
+    """Pictures in folders of classes, at least ``depth`` deep, and the walk, which says what was left out."""
     walked = walk(folder)
     deep = [parts for parts in walked.pictures if len(parts) >= depth]
     tops = {parts[0].lower() for parts in deep}

@@ -73,11 +73,7 @@ def coco_records(
 
 
 def coco_categories(file: Path) -> dict[str, str]:
-    """The categories that an instances file of any dataset lists, in the order of their ids, with their groups.
-
-    Raises ``ValueError``: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry
-    of it (the message names the row).
-    """
+    """The categories that an instances file of any dataset lists, in the order of their ids, with their groups."""
     categories, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
     for row, entry in json_items(file, "categories"):
         name = text(entry, "name", file, row)

@@ -51,10 +51,7 @@ class LabelRecord(InFile):
 
 
 def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
-    """A text that may be missing.
-
-    Raises ``ValueError``: the value under this key is no text (the message names file, row and key).
-    """
+    """A text that may be missing."""
     value = entry.get(key)
     if value is None:
         return ""

@@ -156,10 +156,7 @@ def build_table(
     *,
     level: Literal["labels", "fine"] = "labels",
 ) -> dict[str, MultiLabelTable]:
-    """Records as tables, one per split, with the rows of each user together.
-
-    Rows keep their order within a user, users that of their first row. Records are taken one by one.
-    """
+    """Records as tables, one per split, with the rows of each user together."""
     numbers: dict[str, int] = {}
     if labels is not None:
         _check_distinct(labels)
@@ -219,7 +216,11 @@ class _Part:
             PackedTexts(np.frombuffer(content, np.uint8), np.array(ends, dtype=np.int64)).take(order)
             for content, ends in self.texts
         )
-        _check_names(names)
+        seen = set[str]()
+        for name in names:
+            if name in seen:
+                raise ValueError(f"the identifier {name!r} comes twice")
+            seen.add(name)
         sizes = np.zeros(0, np.int64) if anonymous else np.bincount(user_of, minlength=len(self.users))
         return MultiLabelTable(
             labels,
@@ -237,14 +238,6 @@ def _renumbered(present: Ragged, numbers: np.ndarray) -> Ragged:
     values = numbers[present.values]
     row = np.repeat(np.arange(len(present)), present.lengths)
     return replace(present, values=values[np.lexsort((values, row))])
-
-
-def _check_names(names: PackedTexts) -> None:
-    seen = set[str]()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"the identifier {name!r} comes twice")
-        seen.add(name)
 
 
 def _check_distinct(labels: Sequence[str]) -> None:

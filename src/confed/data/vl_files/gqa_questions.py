@@ -16,12 +16,7 @@ Questions = Literal["balanced", "all"]
 
 @dataclass(frozen=True)
 class Question:
-    """One entry.
-
-    Attributes:
-        answer: the one right answer.
-        type: GQA's structural type (query, verify, logical, choose or compare), "other" where none is given.
-    """
+    """One entry with its one right answer and GQA's structural type, "other" where none is given."""
 
     id: str
     image: str
@@ -32,23 +27,14 @@ class Question:
 
 @dataclass
 class Source:
-    """A question file; iterating reads it entry by entry and then knows its size and its hash.
-
-    Attributes:
-        file: where it lies: one JSON object, question id -> entry.
-        bytes: its size, once read.
-        sha256: of its bytes, once read.
-    """
+    """A question file; iterating reads it entry by entry and then knows its size and its hash."""
 
     file: Path
     bytes: int = field(default=0, init=False)
     sha256: str = field(default="", init=False)
 
     def __iter__(self) -> Iterator[Question]:
-        """The entries in the file's order.
-
-        Raises ``ValueError``: the file is truncated, no JSON, of another layout, or an entry lacks something.
-        """
+        """The entries in the file's order."""
         for key, entry in self._entries():
             yield self._question(key, entry)
 

@@ -197,10 +197,7 @@ def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> s
 
 
 def gqa_records(folder: Path, split: str) -> Iterator[Record]:
-    """The balanced questions of a split; types are the structural ones, pictures ``<image id>.jpg``.
-
-    Raises ``ValueError``: an unknown split, a missing or damaged file, a question twice, or an entry without an answer.
-    """
+    """The balanced questions of a split; types are the structural ones, pictures ``<image id>.jpg``."""
     check_split(split, ("train", "val"), "gqa")
     distinct = Distinct("question id")
     row = 1
@@ -275,10 +272,7 @@ def aqua_records(folder: Path, split: str) -> Iterator[Record]:
 
 
 def vizwiz_records(folder: Path, split: str) -> Iterator[Record]:
-    """The questions of ``train.json`` or ``val.json``, one per picture; "unanswerable" is an answer like others.
-
-    Raises ``ValueError``: an unknown split, a missing or damaged file, a picture twice, or not ten annotators.
-    """
+    """The questions of ``train.json`` or ``val.json``, one per picture; "unanswerable" is an answer like others."""
     check_split(split, ("train", "val"), "vizwiz")
     file = find(folder, [f"{split}.json", f"Annotations/{split}.json"], "vizwiz")
     distinct = Distinct("image")

@@ -75,9 +75,14 @@ def gqa_scenes(
     """
     if unseen and not clients:
         refuse("unseen", "clients beside it, as both replace the scenario's", unseen)
-    seen, held_out = _chosen(clients, unseen) if clients else SCENARIOS[scenario]
+    for given in (clients, unseen, [*clients, *unseen]):
+        check_distinct("clients and unseen", given, SCENES)
+    seen, held_out = (tuple(clients), tuple(unseen)) if clients else SCENARIOS[scenario]
     base, account = options.folder, Account()
-    manifest = _manifest(base)
+    file = base / "manifest.json"
+    manifest = json_object(existing(file, _HINT), sorted(_PARTS))
+    if manifest.get("format") != FORMAT:
+        refuse(file, f"the format {FORMAT!r}", manifest.get("format"), remedy=_HINT)
     vocabulary = tuple(json.loads(_checked(base, "answers.json", manifest).read_text(encoding="utf-8")))
     answer_set = set(vocabulary)
     rows: list[dict[str, str]] = []
@@ -111,20 +116,6 @@ def gqa_scenes(
         answers=vocabulary, outside=unanswerable == "wrong", order=seen,
         options=replace(options, partition="scene", unseen=held_out),
     )  # fmt: skip
-
-
-def _chosen(clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    for given in (clients, unseen, [*clients, *unseen]):
-        check_distinct("clients and unseen", given, SCENES)
-    return tuple(clients), tuple(unseen)
-
-
-def _manifest(base: Path) -> dict[str, Any]:
-    file = base / "manifest.json"
-    content = json_object(existing(file, _HINT), sorted(_PARTS))
-    if content.get("format") != FORMAT:
-        refuse(file, f"the format {FORMAT!r}", content.get("format"), remedy=_HINT)
-    return content
 
 
 def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> Path:

@@ -51,11 +51,7 @@ _COLUMNS = {
 
 
 class Prediction(NamedTuple):
-    """Scene classifier's prediction for one picture.
-
-    Attributes:
-        category: one of the 365, such as ``"forest/broadleaf"``.
-    """
+    """Scene classifier's prediction for one picture; a category is one of the 365, such as "forest/broadleaf"."""
 
     category: str
     confidence: float

@@ -96,10 +96,7 @@ def scenes(
 
 
 def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> tuple[Examples, Tags]:
-    """Material for pre-training: all nouns, randomised styles, plain wording, no graph of any client.
-
-    Raises ``ValueError``: a number is out of its range.
-    """
+    """Material for pre-training: all nouns, randomised styles, plain wording, no graph of any client."""
     check_value(questions, Annotated[int, AT_LEAST_ONE], "questions")
     made = make_public(questions, seed, questions_per_picture)
     return made.examples, made.tags

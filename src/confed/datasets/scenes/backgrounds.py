@@ -20,13 +20,7 @@ Colour = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Style:
-    """Visual style of a scene.
-
-    Attributes:
-        hue: turn of the colour wheel at ``conflict = 1``, in steps of one colour name.
-        gain: brightness of the objects.
-        noise: standard deviation of the pixel noise (pictures range from 0 to 1).
-    """
+    """Style of a scene: turn of the colour wheel in colour names, brightness, deviation of the noise in [0, 1]."""
 
     hue: float
     gain: float
@@ -170,10 +164,7 @@ def place(scene: str) -> np.ndarray:
 
 
 def random_backgrounds(number: int, rng: np.random.Generator) -> np.ndarray:
-    """Backgrounds of the public split: a random colour, plain or with stripes, checks or coarse noise.
-
-    Dots, gradients and hatching are left to the scenes.
-    """
+    """Backgrounds of the public split: a random colour, plain or with stripes, checks or coarse noise."""
 
     def draw(low: float, high: float) -> np.ndarray:
         return rng.uniform(low, high, (number, 1, 1)).astype(np.float32)

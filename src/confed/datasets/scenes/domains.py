@@ -58,16 +58,7 @@ def _paper() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Domain:
-    """Settings of a domain: style of its pictures and kinds of questions.
-
-    Attributes:
-        scene: whose things stand in the pictures.
-        ground: the backgrounds, float32, shape (V, 64, 64, 3).
-        finish: what is done to the drawn pictures.
-        templates: its families of questions, in its own words.
-        unanswerable: whether a part of the questions is about things that are not there.
-        mistakes: chance that an annotator answers otherwise; None: no annotators.
-    """
+    """Settings of a domain: style of its pictures and kinds of questions."""
 
     scene: str
     ground: Callable[[], np.ndarray]
@@ -184,10 +175,7 @@ def _unanswerable(
 
 
 def annotate(examples: Examples, mistakes: float, rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """Simulated answers of ten annotators: most of them the truth, at most four something else.
-
-    Half of the mistakes about a question are one and the same answer, the others any of its type's answers.
-    """
+    """Simulated answers of ten annotators: most of them the truth, at most four something else."""
     answers: dict[str, list[str]] = {}
     for kind, answer in sorted(set(zip(examples.types, examples.answers, strict=True))):
         answers.setdefault(kind, []).append(answer)

@@ -320,15 +320,7 @@ DRAWINGS: Mapping[str, Callable[[Canvas], None]] = {noun: globals()[f"_{noun}"] 
 
 @dataclass(frozen=True)
 class Sprites:
-    """All drawings as pixel tables, indexed by noun (0 = nothing), size (0 = small) and jitter.
-
-    A pixel over a background b, for an object of colour c, is ``tint * c + grey + (1 - alpha) * b``.
-
-    Attributes:
-        tint: how much of the object's colour, float32, shape (23, 2, 9, 16, 16).
-        grey: light that is the same for every colour, same shape.
-        alpha: how much of the background is covered, same shape.
-    """
+    """Drawings by noun, size and jitter; over a background b, in colour c: ``tint * c + grey + (1 - alpha) * b``."""
 
     tint: np.ndarray
     grey: np.ndarray

@@ -52,13 +52,7 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True)
 class Tags:
-    """Objects in the cells of M pictures: numbers into the word lists, row-major cells, 0 = empty cell.
-
-    Attributes:
-        noun: 1 + position in :data:`NOUNS`, int64, shape (M, 16).
-        colour: 1 + position in :data:`COLOURS`, int64, shape (M, 16).
-        size: 1 + position in :data:`SIZES`, int64, shape (M, 16).
-    """
+    """Objects in the cells of M pictures: 1 + position in the word lists, 0 = empty, int64, shape (M, 16)."""
 
     noun: np.ndarray
     colour: np.ndarray

@@ -72,13 +72,7 @@ class Knobs(DrawnOptions):
 
 @dataclass(frozen=True)
 class Made:
-    """Generated questions with the scene graphs of their pictures.
-
-    Attributes:
-        tags: what stands where in their pictures.
-        oracle: the right answers from (the texts of) the examples and the tags alone; None takes that of plain
-            questions.
-    """
+    """Generated questions with the scene graphs of their pictures; ``oracle`` answers from texts and graphs alone."""
 
     examples: Examples
     tags: Tags
@@ -100,13 +94,7 @@ Clients = dict[str, dict[str, Made]]
 
 
 class World(NamedTuple):
-    """What stands in pictures, how they are drawn, and what is asked about them.
-
-    Attributes:
-        prior: frequencies of the colours, shape (8,).
-        render: from what stands where to pictures.
-        templates: wordings of the families of questions.
-    """
+    """What stands in pictures, how they are drawn, and what is asked about them."""
 
     nouns: Sequence[str] = NOUNS
     prior: np.ndarray = UNIFORM

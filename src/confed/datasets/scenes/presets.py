@@ -225,11 +225,6 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def make_task(client: str, role: str, number: int, knobs: Knobs) -> Made:
-    """``number`` examples of one client's task."""
-    return _MAKERS[client](client, role, number, knobs)
-
-
 def _vqa(client: str, role: str, number: int, knobs: Knobs, families: tuple[str, ...] = FAMILIES) -> Made:
     return make(World(families=families), role, number, knobs, client, stream=f"task {client}")
 
@@ -525,10 +520,7 @@ Maker = Callable[[str, str, int, Knobs, str, str, set[int]], Made]
 
 
 def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
-    """Some shards of each unit (scene, function, domain) as clients of their own.
-
-    Shards are alike but for their pictures, and a shard is the same however many others take part.
-    """
+    """Some shards of each unit (scene, function, domain) as clients of their own."""
     made: Clients = {}
     for unit in units:
         used: dict[str, set[int]] = {role: set() for role in ROLES}  # shards never share a graph
@@ -542,24 +534,13 @@ def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
 def _task(knobs: Knobs) -> Clients:
     made: Clients = {}
     for name in TASK_CLIENTS:
-        made[name] = {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES}
+        made[name] = {role: _MAKERS[name](name, role, knobs.size(role), knobs) for role in ROLES}
     return made
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A way in which clients differ.
-
-    Attributes:
-        pools: how many answers a client's own answer set has by default; 0 if all share the vocabulary.
-        unseen: scenes without a client, by default.
-        styled: whether pictures have the styles of scenes or domains.
-        divisible: whether the option ``shards`` applies.
-        tasks: client -> its registered task, where it is not the recipe's.
-        fixed: client -> its answer set, where its task says which answers there are.
-        words: every word of the questions.
-        wording: whether the ten words are re-coded, by default; None takes the setting's.
-    """
+    """A way in which clients differ; ``pools``, ``unseen`` and ``wording`` are defaults."""
 
     make: Callable[[Knobs], Clients]
     pools: int = 0

@@ -230,12 +230,7 @@ def oracle(
 
 
 class Balance:
-    """Balance of answers within each family of questions.
-
-    Binary families alternate (so neither answer passes 52 % from 25 questions on), also per argument and its
-    position, within two, so that "are there more red things ..." does not give the answer away where red is
-    common; no number exceeds 36 % of the counting questions.
-    """
+    """Balance of answers within each family of questions."""
 
     def __init__(self) -> None:
         self.families: Counter[str] = Counter()
@@ -291,10 +286,7 @@ def ask(
     families: Sequence[str] = FAMILIES,
     templates: Templates = TEMPLATES,
 ) -> list[Asked] | None:
-    """``number`` different questions about one picture, or None where the balance rules leave too few.
-
-    Families asked least so far come first, with enough chance that every picture gets its own mixture.
-    """
+    """``number`` different questions about one picture, or None where the balance rules leave too few."""
     luck = rng.random(len(families))
     turn = {family: balance.families[family] + 4 * chance for family, chance in zip(families, luck, strict=True)}
     chosen: dict[Program, Asked] = {}

@@ -22,11 +22,7 @@ CHUNK = 256
 
 
 def palette(turn: np.ndarray) -> np.ndarray:
-    """The eight colours after turning the colour wheel.
-
-    Returns:
-        RGB in [0, 1], float32, shape (M, 8, 3).
-    """
+    """The eight colours after turning the colour wheel: RGB in [0, 1], float32, shape (M, 8, 3)."""
     position = (np.arange(len(WHEEL)) + turn[:, None]) % len(WHEEL)
     closed = np.vstack([WHEEL, WHEEL[0] + (6, 0, 0)])
     anchors = np.arange(len(closed))

@@ -186,17 +186,13 @@ class StatusFile:
     def __call__(self, event: Event) -> None:
         """Progress callback: the run's news as lines of a file, of the sites' states the newest only."""
         if isinstance(event, SiteStates):
-            self._write_sites(event.sites)
+            if time.monotonic() - self._shown >= OFTEN:
+                self._shown = time.monotonic()
+                states = {name: asdict(status) for name, status in event.sites.items()}
+                write_atomically(self._folder / "sites.json", json.dumps(states).encode())
         elif isinstance(event, Note | RunProgress | Caution):
             with (self._folder / NEWS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(to_json(event)) + "\n")
-
-    def _write_sites(self, sites: Mapping[str, SiteStatus]) -> None:
-        """Writes the sites' states, at most twice a second."""
-        if time.monotonic() - self._shown >= OFTEN:
-            self._shown = time.monotonic()
-            states = {name: asdict(status) for name, status in sites.items()}
-            write_atomically(self._folder / "sites.json", json.dumps(states).encode())
 
     def failed(self, error: Exception) -> None:
         """The run cannot go on, and would not if it were started again."""

@@ -53,7 +53,10 @@ class SupervisedProcess:
         self._stop = threading.Event()
         self._failed = False
         self.starts = 0  # how often it was started
-        self._end_leftover()
+        with suppress(OSError, ValueError, psutil.Error):  # what a killed predecessor of this process left
+            process = psutil.Process(int(self._note.read_text(encoding="utf-8")))
+            if process.cmdline() == list(self._command):
+                _end(process)
         self._process = self._start()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -89,13 +92,6 @@ class SupervisedProcess:
     @property
     def _note(self) -> Path:
         return self._log.with_suffix(".pid")
-
-    def _end_leftover(self) -> None:
-        """Ends the process that a predecessor of this one left when it was killed."""
-        with suppress(OSError, ValueError, psutil.Error):
-            process = psutil.Process(int(self._note.read_text(encoding="utf-8")))
-            if process.cmdline() == list(self._command):
-                _end(process)
 
     def _watch(self) -> None:
         short, began = 0, time.monotonic()

@@ -6,6 +6,7 @@ averaged, version of it. After the last round each client may therefore train it
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -55,27 +56,27 @@ class Deploying(Algorithm):
 # Fine-tuning of the final model at every client ---------------------------------------------------------------
 
 
-def personalise_all(
-    method: Algorithm,
-    server: ServerState,
-    clients: Sequence[ClientInfo],
-    action: str = "personalise",
-    **scalars: Scalar,
-) -> Flow:
-    """A method's ``finish``: every client runs an action on the final global model.
+def after_last_round(action: str = "personalise", *, epochs: str = "", if_any: tuple[str, ...] = ()) -> Any:
+    """The hook ``finish`` of a method whose clients all run an action on the final global model; the server keeps it.
 
     Args:
-        method: whose broadcast and action.
-        server: after the last round; stays as it is.
-        clients: the clients that take part.
         action: what they do, such as ``fit_head`` of :func:`train_head`.
-        **scalars: sent with the model, such as ``epochs``.
+        epochs: name of the setting that is sent with the model as the scalar ``epochs``.
+        if_any: names of settings; where all of them are 0 nothing is done.
     """
-    sent = [method.broadcast(server, client) for client in clients]
-    messages = [Message(message.tensors, {**message.scalars, **scalars}) for message in sent]
-    for _ in (yield [Call(c, action, message) for c, message in zip(clients, messages, strict=True)]):
-        pass
-    return server
+
+    @keeps_protections("robust", "secure_sum", "update_privacy")
+    def finish(self: Any, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        if if_any and not any(getattr(self, name) for name in if_any):
+            return server
+        scalars: dict[str, Scalar] = {"epochs": getattr(self, epochs)} if epochs else {}
+        sent: list[Message] = [self.broadcast(server, client) for client in clients]
+        messages = [Message(message.tensors, {**message.scalars, **scalars}) for message in sent]
+        for _ in (yield [Call(c, action, message) for c, message in zip(clients, messages, strict=True)]):
+            pass
+        return server
+
+    return finish
 
 
 # A last pass over clients' own heads --------------------------------------------------------------------------

@@ -26,10 +26,7 @@ from confed.models.hf.prompts import ChatTokenizer
 
 
 def search(body: Any, read: Mapping[str, Tensor], tokenizer: ChatTokenizer, how: Writing) -> tuple[Tensor, Tensor]:
-    """Written tokens, int64 (B, max_new_tokens), padded behind their end, and features (B, d).
-
-    Features are the last layer's state of the prompt's last token.
-    """
+    """Written tokens, int64 (B, max_new_tokens), padded behind their end, and states of prompts' last tokens (B, d)."""
     from transformers import GenerationConfig
 
     end_tokens = body.generation_config.eos_token_id

@@ -473,19 +473,6 @@ def _within(name: str, block: str) -> bool:
 # Kernels of PyTorch's attention on a GPU: those that repeat to the bit ----------------------------------------
 
 
-def choose_attention(*, exact: bool) -> None:
-    """Choice among the kernels of ``scaled_dot_product_attention`` on GPUs, for this process.
-
-    The backward passes of the flash, memory-efficient and cuDNN kernels add up in no fixed order, so that numbers
-    differ from run to run; the kernel of plain matrix products does not. On a processor there is one kernel, which
-    repeats.
-    """
-    torch.backends.cuda.enable_math_sdp(True)
-    torch.backends.cuda.enable_flash_sdp(not exact)
-    torch.backends.cuda.enable_mem_efficient_sdp(not exact)
-    torch.backends.cuda.enable_cudnn_sdp(not exact)
-
-
 # Wrapper of generative vision-language models of transformers -------------------------------------------------
 
 
@@ -554,7 +541,10 @@ class HuggingFaceVLM(TransformersAdapter):
     def place(self, device: str) -> None:
         """See :class:`confed.federation.specs.PlacesItself`."""
         if torch.device(device).type == "cuda":
-            choose_attention(exact=self.exact)
+            torch.backends.cuda.enable_math_sdp(True)
+            torch.backends.cuda.enable_flash_sdp(not self.exact)
+            torch.backends.cuda.enable_mem_efficient_sdp(not self.exact)
+            torch.backends.cuda.enable_cudnn_sdp(not self.exact)
         if self.device_map == "auto":
             check_spreadable(self, self.body)
         several = gpus(device) if self.device_map == "auto" else []

@@ -323,11 +323,7 @@ def to_chat_messages(conversation: Conversation) -> list[dict[str, Any]]:
 
 
 def typed_inputs(body: Any, placeholder: Placeholder) -> dict[str, bool]:
-    """Inputs that tell kinds of tokens apart: True where these are the pictures', False where they are answers'.
-
-    Where the processor marks nothing in a prompt, an answer's tokens are the other kind: what stands before them is
-    read in both directions (PaliGemma).
-    """
+    """Inputs that tell kinds of tokens apart: True where these are the pictures', False where they are answers'."""
     made, parameters = placeholder.processed(_GREY), signature(body.model.forward).parameters
     names = [name for name in ("token_type_ids", "mm_token_type_ids") if name in made and name in parameters]
     return {name: bool(made[name].any()) for name in names}

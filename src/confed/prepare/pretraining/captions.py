@@ -47,14 +47,7 @@ NO_CELL = -1
 
 
 def captioned_scenes(count: int, validation: int, seed: int) -> tuple[Table, Tensor, Tensor, WordTokenizer]:
-    """Public pictures with captions, some of them masked, some of them wrong.
-
-    Returns:
-        The pictures with ``text`` and ``text_mask`` (N, L); ``label`` (N,), the position in :data:`ANSWERS`, -1 of
-        masked captions; ``type`` (N,), the position in :data:`KINDS`; ``masked`` (N, L), the token that stood there, -1
-        elsewhere; and ``cell`` (N, L), where the thing stands that a colour or a noun belongs to, -1 elsewhere. Rows to
-        learn from. Rows to measure on. The tokenizer.
-    """
+    """Public pictures with captions, some of them masked, some of them wrong."""
     from confed.datasets.scene_captions import WAYS, tell, tell_words
     from confed.datasets.scenes.graph import COLOURS, NOUNS, Tags, objects, sample
     from confed.datasets.scenes.render import render_public

@@ -74,11 +74,7 @@ def word_ids(tokenizer: ChatTokenizer, words: Sequence[str]) -> Tensor:
 
 
 class ChatLearner(HuggingFaceVLM):
-    """The untrained model, which learns from all questions about a picture at once.
-
-    Batches have B questions, :data:`QUESTIONS` of each picture after one another, and beside the usual keys
-    ``answer_tokens`` (B, T) and ``caption_tokens`` (B, S), int64, those of its picture's caption.
-    """
+    """The untrained model, which learns from all questions about a picture at once."""
 
     def __init__(self, tokenizer: ChatTokenizer, seed: int) -> None:
         from transformers import AutoModelForImageTextToText
@@ -93,10 +89,7 @@ class ChatLearner(HuggingFaceVLM):
         self.body.get_decoder().layers[LAYER].register_forward_hook(self._keep("asked"))
 
     def pretraining_states(self, batch: Batch) -> States:
-        """The model's inside on a batch; see :class:`confed.models.pretrained.Pretrainable`.
-
-        Patches are those of the B / 4 pictures.
-        """
+        """The model's inside on a batch; see :class:`confed.models.pretrained.Pretrainable`."""
         ids, question_numbers, target, words = self._joined(batch)
         n, start = ids.shape[1], len(self._before)
         sees = (question_numbers[:, None] == 0) | (question_numbers[:, None] == question_numbers[:, :, None])

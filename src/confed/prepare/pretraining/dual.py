@@ -57,13 +57,7 @@ class DualTokenizer:
 
 
 def coloured_things_told(count: int, seed: int) -> tuple[Table, Tensor, Tensor, DualTokenizer]:
-    """Pictures of single coloured things, each with a caption.
-
-    Returns:
-        The pictures with ``pair`` (N,), their class; ``caption`` (N,), the way it is told; and ``label`` (N,), of
-        reserved classes their position among these, else 0. Rows to learn from. Rows of reserved classes. The
-        tokenizer.
-    """
+    """Pictures of single coloured things with captions; rows to learn from; rows of reserved classes; the tokenizer."""
     from confed.datasets.scene_classes import CLASSES, RESERVED, class_parts
     from confed.datasets.six_styles import coloured_objects
 
@@ -161,11 +155,7 @@ class DualLearner(nn.Module):
 
 
 def start_from_vit_mini(tower: nn.Module) -> None:
-    """Initial values of a picture tower from the packaged ``vit_mini``, whose blocks have the same shapes.
-
-    CLIP has no bias of patches, which goes into their positions, and normalises tokens before the first block: the
-    normalisation starts with the tokens' mean deviation as its weight.
-    """
+    """Initial values of a picture tower from the packaged ``vit_mini``, whose blocks have the same shapes."""
     from safetensors.torch import load_file
 
     saved = {name.removeprefix("vit."): value for name, value in load_file(weights_file("vit_mini")).items()}

@@ -52,12 +52,7 @@ class CellNames(nn.Module):
 
 
 def public_pictures(count: int, seed: int) -> tuple[Table, Tags]:
-    """Pictures of 3 to 6 things of any kind and colour.
-
-    Returns:
-        The pictures with their column ``labels``, (N, 30) in {0, 1}, in the order of :data:`LABELS`; and what stands
-        where.
-    """
+    """Pictures of 3 to 6 things, ``labels`` (N, 30) in {0, 1} in the order of :data:`LABELS`; and what stands where."""
     uniform = np.full(len(COLOURS), 1 / len(COLOURS))
     graphs = sample("public", NOUNS, uniform, generator(seed, "graphs", "public", "labels"))
     tags = Tags.join([next(graphs) for _ in range(count)])

@@ -111,18 +111,7 @@ HELD_OUT = 25
 
 
 class Settings(NamedTuple):
-    """Training settings of a mini backbone.
-
-    Attributes:
-        questions: public questions to learn from, several per picture.
-        validation: further public questions, about other pictures, to measure on.
-        epochs: passes over the questions.
-        lr: peak learning rate of AdamW; linear warm-up, then cosine decay to zero.
-        warmup: share of the steps spent warming up.
-        weight_decay: of matrices (not of biases, norms and embeddings).
-        tag_weight: weight of the tags beside the answers.
-        seed: of the data, the initial weights and the order.
-    """
+    """Training settings of a mini backbone; weight decay is of matrices, ``warmup`` a share of the steps."""
 
     questions: int = 96000
     validation: int = 4000
@@ -138,17 +127,7 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Material:
-    """Training data of a mini backbone.
-
-    Attributes:
-        table: the encoded questions; those of one picture follow each other.
-        cells: what the patches of each picture stand for, see :meth:`confed.prepare.pretraining.tags.Tagger.losses`;
-            empty where nothing is known of them.
-        tokenizer: its vocabulary is the model's.
-        candidates: the answers' tokens (C, T), for models that write answers.
-        words: token ids of the words that tags are made of; empty where there are no tags of words.
-        sides: rows to learn from and rows to measure on, where it is not their number that decides.
-    """
+    """Training data of a mini backbone; ``sides``: rows to learn from and to measure on, where not by number."""
 
     table: Table
     cells: Mapping[str, Tensor]
@@ -162,18 +141,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Mini:
-    """One mini backbone.
-
-    Attributes:
-        bar: the share of held-out questions that its packaged weights answer at least; of pictures with several
-            labels, the C-AP that they reach; of a dual encoder, its zero-shot accuracy on reserved classes.
-        material: from the model's name, a number of questions and a seed to what it learns from.
-        start: which tensors begin with values of the packaged ``vilt_mini``.
-        together: rows of the table that stay together in a batch: the questions about a picture.
-        learner: makes the untrained model from the tokenizer and a seed, where it learns with more than a registered
-            model has; it writes its weights itself.
-        folder: whether the weights are a folder that ``transformers`` reads, instead of one file.
-    """
+    """One mini backbone; ``bar``: what its packaged weights reach at least; ``together``: rows that share a batch."""
 
     name: str
     bar: float
@@ -185,10 +153,7 @@ class Mini:
     folder: bool = False
 
     def create(self, material: Material, seed: int) -> nn.Module:
-        """The untrained model, with the values of ``vilt_mini`` where it starts from them.
-
-        A pattern of ``start`` that finds no tensor of the same shape in those weights is a ValueError.
-        """
+        """The untrained model, with the values of ``vilt_mini`` where it starts from them."""
         model = (
             self.learner(material.tokenizer, seed)
             if self.learner is not None

@@ -76,13 +76,7 @@ class Tagger(nn.Module):
 
 
 def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the nouns and colours of questions stand for in their pictures.
-
-    Returns:
-        ``colour`` and ``size`` of the thing a noun names, 0 if there is none; its ``quadrant`` and ``right``;
-        the ``noun`` of the thing a colour names, 0 if there is none, and the ``number`` of such things. Each
-        (B, L), -1 for all other tokens and where several things are meant.
-    """
+    """What the nouns and colours of questions stand for in their pictures."""
     meant: dict[str, tuple[Tensor, Tensor]] = {}
     for kind in ("noun", "colour"):
         matches = text[:, :, None] == words[kind][1:]

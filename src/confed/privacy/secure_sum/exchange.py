@@ -168,10 +168,7 @@ def _unmask(client: Client, message: Message) -> Message:
 
 
 def _once(client: Client, member: Member, step: str, what: bytes = b"") -> None:
-    """A step is taken once with the same keys, whatever state a server has the client go back to.
-
-    Two vectors behind one mask tell their difference, and shares for two sets of survivors both secrets of a client.
-    """
+    """A step is taken once with the same keys: two vectors behind one mask tell their difference."""
     if client.journal is not None:
         client.journal.use(step.encode() + member.mask_key, what)
 
@@ -225,7 +222,9 @@ class Tally:
         first = sorted(given, key=holders.__getitem__)[: self.plan.threshold]
         dropped: dict[str, Any] = {}
         for name in sorted(set(self.sharers) - set(self.survivors)):  # they sent shares and then no vector
-            dropped[name] = self._lost_key(name, {holders[holder]: given[holder][name][-1] for holder in first})
+            dropped[name] = join_shares({holders[holder]: given[holder][name][-1] for holder in first})
+            if public_key(dropped[name]) != self._keys[name].mask:
+                raise ValueError(f"the shares of the mask key of {name!r} do not belong together")
         block_sums: dict[int, Integers] = {}
         for block, total in self._totals.items():
             senders = self.senders(block)
@@ -240,12 +239,6 @@ class Tally:
                         add_mask(total, pair_secret(key, self._keys[name].mask, purpose), -1 if other > name else 1)
             block_sums[block] = total
         return block_sums
-
-    def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
-        key = join_shares(shares)
-        if public_key(key) != self._keys[name].mask:
-            raise ValueError(f"the shares of the mask key of {name!r} do not belong together")
-        return key
 
 
 # Secure aggregation between an engine and a method ------------------------------------------------------------

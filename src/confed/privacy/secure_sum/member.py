@@ -169,10 +169,7 @@ def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iter
 
 
 def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:
-    """Purpose of the secret of two clients for their masks of a block; the same from both sides.
-
-    Of a client that was told another plan no mask cancels: its vector stays random.
-    """
+    """Purpose of two clients' secret for their masks of a block of this plan, the same from both sides."""
     return "\x1f".join(["mask", plan.digest, str(block), *sorted((one, other))])
 
 

@@ -80,10 +80,7 @@ def observe_gradients(
     rng: torch.Generator | None = None,
     learn: Callable[[Batch], None] | None = None,
 ) -> SentGradients:
-    """Records the gradients that a client sends up while it goes through its batches.
-
-    The server makes z of activations that were released too, so that their noise is in z and in the gradients.
-    """
+    """Records the gradients, with what noise they have, that a client sends up while it goes through its batches."""
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     read: list[Tensor] = []
 
@@ -114,10 +111,7 @@ def observe_gradients(
 
 
 def matched(seen: SentGradients, top: nn.Module, loss: Loss, answers: int) -> Tensor:
-    """For a server that knows the client's last layers: the answer whose gradient points where the row points.
-
-    argmax_c cos(row, dL(top(z), c)/dz), which neither the size of a batch nor clipping changes.
-    """
+    """For a server that knows the last layers: argmax_c cos(row, dL(top(z), c)/dz), whatever the clipping."""
     best = torch.full((len(seen.rows),), -torch.inf)
     guesses = torch.zeros(len(seen.rows), dtype=torch.int64)
     for answer in range(answers):
@@ -254,10 +248,7 @@ def expected_groups(public: Tensor, rows: int) -> int:
 
 
 def by_frequency(groups: Tensor, public: Tensor) -> Tensor:
-    """Names of groups by their rank in size: a guessed label for every row, int64 (N,).
-
-    Where there are more groups than answers, the smallest ones are named as the most frequent answer.
-    """
+    """Names of groups by their rank in size, the smallest as the most frequent answer: a label per row, int64 (N,)."""
     sizes = torch.bincount(groups)
     order = sizes.argsort(descending=True, stable=True)
     answers = public.argsort(descending=True, stable=True)
@@ -268,11 +259,7 @@ def by_frequency(groups: Tensor, public: Tensor) -> Tensor:
 
 
 def by_known(groups: Tensor, rows: Tensor, labels: Tensor, public: Tensor) -> Tensor:
-    """Names of groups by the answers of a few rows, the rest by frequency: a guessed label per row, int64 (N,).
-
-    A group with known rows has their most frequent answer. The other groups are named by rank in size with the answers
-    that no such group has.
-    """
+    """Names of groups by the most frequent of their known answers, the rest by rank in size: int64 (N,)."""
     votes = torch.zeros(int(groups.max()) + 1, len(public), dtype=torch.int64)
     votes.index_put_((groups[rows], labels), torch.ones_like(labels), accumulate=True)
     named = votes.sum(1) > 0

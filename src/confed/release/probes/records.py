@@ -55,10 +55,7 @@ def phi(losses: Tensor) -> Tensor:
 
 
 def likelihood_scores(target: Tensor, models: Tensor, without: Tensor) -> Tensor:
-    """Scores (N,) from phi of the released model (N,), of models (S, N), and who was trained without whom, bool (S, N).
-
-    A record that every model was trained with has NaN.
-    """
+    """Scores (N,) from phi of the released model (N,), of models (S, N), and who was trained without whom (S, N)."""
     return target - (models * without).sum(0) / without.sum(0)
 
 
@@ -323,11 +320,7 @@ class RepeatedRecord:
 
 
 def outlying(members: Scored, others: Scored) -> tuple[float, None, None, None, float]:
-    """How far the largest score of a member is from the others' mean, in their deviations, and its p-value.
-
-    The others' scores are taken to be of Student's t with their excess kurtosis, and the p-value is times the number of
-    members (Bonferroni).
-    """
+    """How far the largest member's score is from the others' mean, in deviations; its p-value by Student's t."""
     from scipy.stats import kurtosis, t
 
     heavy = max(float(kurtosis(others.scores)), 0.0)

@@ -30,10 +30,7 @@ def advantage(with_site: np.ndarray, without_site: np.ndarray) -> float:
 
 
 def site_membership(losses: np.ndarray, seed: int = 0) -> Estimate:
-    """The figure of mean losses (K, K + 1): sites in rows, models in columns, the last one the released model.
-
-    Column k is of the model without site k.
-    """
+    """The figure of mean losses (K, K + 1): column k without site k, the last one of the released model."""
     sites = len(losses)
     centred = losses - losses.mean(1, keepdims=True)
 

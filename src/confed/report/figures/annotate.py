@@ -25,10 +25,7 @@ End = tuple[SeriesStyle, float, float]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the wanted ones, in the same order of size, at least ``gap`` apart, within low and high.
-
-    If there is no room for that, they are spaced evenly from low to high.
-    """
+    """Positions near the wanted ones in the same order, at least ``gap`` apart; evenly spaced without room."""
     if not wanted:
         return []
     if (len(wanted) - 1) * gap > high - low:
@@ -59,10 +56,7 @@ def _start(block: Sequence[int], wanted: Sequence[float], gap: float, low: float
 
 
 def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", palette: Palette) -> None:
-    """Names of lines at the right edge of each panel, each joined to the end of its line.
-
-    To be called when everything else is drawn. The layout of the figure is settled here.
-    """
+    """Names of lines at the right edge of each panel, joined to their ends; called when all else is drawn."""
     from matplotlib.lines import Line2D
 
     names: list[list[Text]] = []
@@ -84,11 +78,7 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pa
 
 
 def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette: Palette) -> None:
-    """Names of points, each beside its point where there is room; further away with a line to it.
-
-    Points at the same place share a name. To be called when everything else is drawn; the layout of the figure is
-    settled here.
-    """
+    """Names of points beside them, further away with a line where there is no room; called when all else is drawn."""
     _settle(figure)
     scale = figure.dpi / 72
     inside = axes.get_window_extent()

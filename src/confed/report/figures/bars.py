@@ -51,11 +51,7 @@ def further_bars(study: StudyResults) -> list[tuple[Further, Drawing]]:
 
 
 def bars(study: StudyResults, further: Further | None = None) -> Drawing | None:
-    """Test results of every client, methods side by side, with the standard deviation over seeds.
-
-    Personal (or deployed) models; in a run on its own also the global model. Many methods are rows of points, a
-    panel per client. Many clients are one line per method, its clients from the worst to the best.
-    """
+    """Test results of every client, methods side by side; of many clients a line per method, from worst to best."""
 
     def read(method: str, view: View) -> Sequence[Mapping[str, float]]:
         summaries = [run.summary for run in study.of(method)]

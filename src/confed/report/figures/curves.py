@@ -191,11 +191,7 @@ def judged_curves(study: StudyResults) -> dict[str, list[Curve]]:
 
 
 def convergence(study: StudyResults) -> Drawing | None:
-    """Convergence curves (FedDAT's figure 5): mean validation result of the deployed models, by round.
-
-    Lines are means over seeds and bands one standard deviation to either side. None where methods deploy nothing but
-    personal models (which the other curves show) or there is nothing to draw.
-    """
+    """Convergence curves (FedDAT's figure 5): mean validation result of the deployed models, by round."""
     curves_of = judged_curves(study)
     if study.single or judged(study) != "deployed" or not curves_of:
         return None

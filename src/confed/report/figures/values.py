@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def panels_of(figure: "Figure") -> list[dict[str, Any]]:
-    """Every panel with labelled lines, points or bars.
-
-    What has no label is decoration: bands, leaders, zero lines.
-    """
+    """Every panel with labelled lines, points or bars; what has no label is decoration."""
     height = figure.bbox.height
     panels = [_panel(axes, height) for axes in figure.axes]
     return [panel for panel in panels if panel["series"]]

@@ -148,11 +148,7 @@ def heatmap(
     by_column: bool = False,
     sections: int = 0,
 ) -> str:
-    """A table of fractions in percent whose cells are shaded from the smallest value to the largest.
-
-    In the row of a name the cell of the column that ``framed`` has for it gets a frame; the last rows, ``sections`` in
-    number, stand below a rule.
-    """
+    """A table of fractions in percent, shaded from the smallest to the largest; ``framed`` cells get a frame."""
     in_columns: list[list[float]] = []
     for i in range(len(columns)):
         in_columns.append([value for _, values in rows if (value := values[i]) is not None])

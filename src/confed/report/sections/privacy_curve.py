@@ -83,10 +83,7 @@ def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
 
 
 def accuracy_against_epsilon(study: StudyResults, delta: float = DELTA) -> Drawing | None:
-    """Accuracy of the global model against epsilon, a line per method; dotted where there is no noise.
-
-    None where no row of the study has a finite epsilon, and where dp-accounting is not installed.
-    """
+    """Accuracy of the global model against a finite epsilon, a line per method; dotted without noise."""
     if not _noised(study) or not available():
         return None
     points_of = curves(study, delta)

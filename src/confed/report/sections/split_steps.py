@@ -63,10 +63,7 @@ def spans_of(run: RunResults) -> list[Span]:
 
 
 def busy(spans: Sequence[Span]) -> dict[str, float]:
-    """Party -> share of the time from the first start to the last end in which it worked.
-
-    Spans of one party that overlap count once.
-    """
+    """Party -> share of the time from the first start to the last end in which it worked; overlaps count once."""
     if not spans:
         return {}
     begin, end = min(span.start for span in spans), max(span.end for span in spans)

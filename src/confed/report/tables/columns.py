@@ -215,10 +215,7 @@ def in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def bytes_up(run: RunResults) -> float | None:
-    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
-
-    What travels after the last round (fine-tuning, say) is not counted.
-    """
+    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown."""
     rounds = run.records.by_round(TRAINING, "bytes_up").items()
     return average(list(chain.from_iterable(of.values() for number, of in rounds if number <= run.records.reached)))
 
@@ -291,10 +288,6 @@ def _unseen(context: Context) -> bool:
     return bool(context.scenes) or context.judged is View.PERSONAL
 
 
-def _new_classes(context: Context) -> bool:
-    return NEW in context.scenes
-
-
 COLUMNS: tuple[RunColumn, ...] = (
     # Where heads are the clients' own: what a client trains and sends (FedDAT's table 2, "Comm. overhead").
     RunColumn("trained", _parameters("trained"), ("paper",), "parameters", "count", _deployed, of_bounds=False),
@@ -307,7 +300,7 @@ COLUMNS: tuple[RunColumn, ...] = (
               measure=View.PERSONAL.mean),
     RunColumn("average", _headline(View.UNSEEN.mean), ("paper",), "unseen", shown=_unseen,
               measure=View.UNSEEN.mean),
-    RunColumn("harmonic mean", _base_and_new, ("paper",), "base and new", shown=_new_classes),
+    RunColumn("harmonic mean", _base_and_new, ("paper",), "base and new", shown=lambda context: NEW in context.scenes),
     RunColumn("mean", _headline(View.DEPLOYED.mean), ("results",), "deployed", shown=_some_deployed,
               measure=View.DEPLOYED.mean),
     RunColumn("mean", _headline(View.PERSONAL.mean), ("results",), "personal", measure=View.PERSONAL.mean),

@@ -69,10 +69,7 @@ def cost_table(study: StudyResults) -> Table | None:
 
 
 def cost_to_target_table(study: StudyResults) -> Table | None:
-    """Rounds and bytes until the mean personal (or deployed) validation result reaches what the reference ends with.
-
-    The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.
-    """
+    """Rounds and bytes until the judged validation mean reaches what FedAvg, or the first method, ends with."""
     curves: dict[str, dict[int, float]] = {}
     for method in study.methods:
         curve = over_seeds([judged_curve(study, run) for run in study.of(method)])

@@ -99,10 +99,7 @@ def difference_table(
 
 
 def client_table(labels: Mapping[str, str], differences: Sequence[Difference], reference: str) -> Table | None:
-    """The sign-flip test for each client and unseen place: who was won and lost against one reference.
-
-    None without predictions, or if there is only one place.
-    """
+    """The sign-flip test for each client and unseen place, against one reference; None with only one place."""
     places = list(dict.fromkeys(chain.from_iterable(d.by_place for d in differences)))
     differences = [d for d in differences if d.by_place and d.reference == reference]
     if len(places) < 2 or not differences:

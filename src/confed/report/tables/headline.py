@@ -54,11 +54,7 @@ def table_of(study: StudyResults) -> Table:
 
 
 def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
-    """The headline table.
-
-    Test results after the last round in percent, mean and standard deviation over seeds; what paired
-    tests over seeds do not tell from the best of a column is bold. Centralised training stands apart and is not ranked.
-    """
+    """The headline table: test results after the last round; what tests do not tell from a column's best is bold."""
     if not methods or not all(runs for _, runs in methods):
         lengths = [(label, len(runs)) for label, runs in methods]
         raise ValueError(f"every method must have at least one run, got {lengths}")

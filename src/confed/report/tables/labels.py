@@ -71,11 +71,7 @@ def without_positives(shown: Sequence[tuple[Summary, Mapping[str, Any]]]) -> lis
 def label_tables(
     methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False, every: bool = False
 ) -> dict[str, Table]:
-    """Tables of multi-label runs by file name.
-
-    These are ``table`` and, where some run has such a level or view, ``table-coarse``, ``table-personal`` and
-    ``table-unseen``.
-    """
+    """Tables of multi-label runs by file name, of the levels and views that some run has."""
     tables = {"table": label_table(methods, cost=cost)}
     summaries = [summary for summary in summaries_of(methods) if summary.is_labelled]
     if any(summary.label_section(level="coarse") for summary in summaries):

@@ -253,11 +253,7 @@ def means_by_type(places: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[str] = ()) -> Table:
-    """Models in rows, methods in columns: mean and standard deviation over seeds, in percent.
-
-    In each row the federated methods that paired tests over seeds do not tell from the best one are bold; the last row
-    is the mean over the models that all methods have.
-    """
+    """Models in rows, methods in columns: mean and standard deviation over seeds, and the mean over models."""
     cells, further = models.measures[measure], models.further.get(measure)
     methods = list(models.labels)
     sections = [tuple(_model_row(models, measure, model) for model in models.studies)]

@@ -112,10 +112,7 @@ def left_out(values: BySeed, other: BySeed) -> dict[str, str]:
 
 
 def mean_improvement(values: BySeed, other: BySeed) -> dict[int, float]:
-    """The mean over clients, for every seed that all of them have; none at all where a client is left out.
-
-    Without the clients whose b is 0 the mean of shares could have another sign than the mean of differences.
-    """
+    """The mean over clients, for every seed that all of them have; none at all where a client is left out."""
     improvements = improvement(values, other)
     if not improvements or left_out(values, other):
         return {}
@@ -186,11 +183,7 @@ def relative_table(values: Values, labels: Mapping[str, str], method: str, metri
 
 
 def relative_drawing(values: Values, labels: Mapping[str, str], method: str) -> Drawing | None:
-    """Bars of a method's improvement at each client, a panel per other method; None without another one.
-
-    A dash stands in the place of a client that is left out. Panels share their scale; one that would flatten the others
-    has its own, and says so.
-    """
+    """Bars of a method's improvement at each client, a panel per other method; None without another one."""
     improvements = {m: improvement(values[method], values[m]) for m in labels if m != method and m in values}
     improvements = {other: shares for other, shares in improvements.items() if shares}
     if not improvements:

@@ -97,10 +97,7 @@ class Stage:
         return of_methods[method], of_methods[self.reference]
 
     def improvement(self, method: str) -> Mapping[int, float]:
-        """Relative improvement of a method over the first reference: seed -> mean over clients.
-
-        Empty where a client would be left out; :meth:`no_improvement` then says why.
-        """
+        """Relative improvement over the first reference: seed -> mean over clients; empty where one is left out."""
         improvements = self._with_reference(method)
         return {} if improvements is None else mean_improvement(*improvements)
 
@@ -144,12 +141,7 @@ def _corrected(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def sweep_drawing(sweep: Sweep, stages: Sequence[Stage]) -> Drawing:
-    """Figure of a sweep, by the number of clients where this grows with the values, else by the values.
-
-    Points are means over seeds, thin lines one standard deviation to either side; below each value is its budget of
-    rounds. Where the sweep has a line for each value of another setting, the improvement relative to the reference that
-    it names stands beside.
-    """
+    """Figure of a sweep, by the number of clients where this grows with the values, else by the values."""
     x, names = _places(sweep, stages)
     by_clients = names != [stage.value for stage in stages]
     ticks: dict[float, str] = {}

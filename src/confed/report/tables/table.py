@@ -88,12 +88,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose rows come in sections separated by rules.
-
-    Attributes:
-        sections: rows, each with one cell per column.
-        notes: sentences below the table.
-    """
+    """A table whose rows come in sections separated by rules, with sentences below it."""
 
     title: str
     columns: tuple[Column, ...]
@@ -285,10 +280,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """The table as an HTML fragment; all text is escaped.
-
-    Where the first two columns hold words, equal neighbours in the first are one cell.
-    """
+    """The table as an HTML fragment; equal neighbours in a first column of words are one cell."""
     from confed.report.html.page import component
 
     table = table.brief()

@@ -11,12 +11,7 @@ from confed.results.runs import load
 
 
 def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
-    """Export of a study's tables to its folder: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
-
-    The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
-    files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
-    ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
-    """
+    """Export of a study's tables to its folder: ``table`` (the paper's), ``compare`` and what goes with its data."""
     from confed.report.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
 
