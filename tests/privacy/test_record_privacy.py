@@ -88,12 +88,27 @@ def test_one_pass_gives_the_sums_of_single_passes() -> None:
     model = TwoLayers()
     batch = {"x": torch.randn(7, 3, 4), "label": torch.tensor([0, 1, 2, 0, 1, 2, 1])}
     client = client_with(model, VQA(3, objective="ce"))
-    gradients = RecordGradients(client, plain(client), dict(model.named_parameters()), CLIP)
-    assert gradients._layers is not None
     wanted = clipped_by_hand(model, batch, CLIP)
-    for sums in (gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)):
-        for name, total in wanted.items():
-            assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+    for objective in (plain(client), FedAvg().objective(client)):
+        gradients = RecordGradients(client, objective, dict(model.named_parameters()), CLIP)
+        assert gradients._layers is not None
+        passes = [gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)]
+        for sums in (*passes, gradients.clipped_sum(batch)):
+            for name, total in wanted.items():
+                assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+        assert gradients._layers is not None, "the passes agree"
+
+
+def test_a_mean_that_clips_like_a_sum_is_not_taken_for_one() -> None:
+    model = TwoLayers()
+    client, few = client_with(model, VQA(3, objective="ce")), {"x": torch.randn(2, 3, 4), "label": torch.tensor([0, 1])}
+
+    def mean(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        yield functional.cross_entropy(model(batch).logits, batch["label"])
+
+    gradients = RecordGradients(client, mean, dict(model.named_parameters()), 1e-3)
+    gradients.clipped_sum(few)
+    assert gradients._layers is None
 
 
 def test_batches_of_samples_have_few_sizes_and_fillers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +128,7 @@ def test_batches_of_samples_have_few_sizes_and_fillers_do_not_count(monkeypatch:
         train(client, losses)
         ends.append(torch.cat([tensor.detach().flatten() for tensor in trained(client).values()]))
     assert all(size % 2 == 0 for size in sizes), sizes
-    assert torch.allclose(*ends, atol=1e-6)
+    assert torch.allclose(ends[0], ends[1], atol=1e-6)
 
 
 @pytest.mark.parametrize("twice", ["layer", "weight"])

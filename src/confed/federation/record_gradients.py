@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from confed.federation.batches import rows, sampled_batches, to_device
 from confed.federation.keyed_noise import noise_for
-from confed.federation.protocols import Batch, DrawsAnew, LossPerExample, Output, RandomAccess
+from confed.federation.protocols import Batch, DrawsAnew, LossPerExample, Output, RandomAccess, Task
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.specs import Contrasting
 from confed.federation.stacked_passes import Layers, layers_of
@@ -25,6 +25,7 @@ Losses = Callable[[nn.Module, Batch], Iterator[Tensor]]  # of one batch, in the 
 
 SIZES = 8  # of batches of a sample, the last of which is filled up
 TOLERANCE = 1e-3  # largest difference of clipped sums in one pass and example by example, over the largest value
+UNBOUNDED = 1e30  # a clip above all norms
 ROUNDING = 1e-5  # by which an example's norm is taken larger than it was computed
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -101,6 +102,13 @@ def _normal_quantile(share: float) -> float:
     return NormalDist().inv_cdf(share)
 
 
+@runtime_checkable
+class OfTask(Protocol):
+    """Protocol of objectives that hold the task whose loss they are (a dataclass)."""
+
+    task: Task
+
+
 class RecordGradients:
     """Sums of clipped gradients of a client's loss on single examples."""
 
@@ -164,7 +172,8 @@ class RecordGradients:
     def _agree(self, batch: Batch, layers: Layers) -> bool:
         """Whether one pass gives what passes of single examples give, but for rounding."""
         model = self._client.model
-        training = model.training
+        training, clip = model.training, self._clip
+        self._clip = UNBOUNDED  # clipped gradients may agree where their lengths do not
         model.eval()  # without dropout, whose draws differ
         try:
             together, apart = self.in_one_pass(batch, layers), self.example_by_example(batch)
@@ -172,6 +181,7 @@ class RecordGradients:
             return False  # what is wrong in any case is met again example by example
         finally:
             model.train(training)
+            self._clip = clip
         gap = max(float((together[name] - apart[name]).abs().max()) for name in apart)
         largest = max(float(tensor.abs().max()) for tensor in apart.values())
         return gap <= TOLERANCE * max(largest, 1e-30)
@@ -181,7 +191,10 @@ class RecordGradients:
         device = next(iter(batch.values())).device.type
         half = client.local.precision != "fp32"
         with torch.autocast(device, torch.bfloat16) if half else nullcontext():
-            losses = list(self._objective(client.model, batch))
+            objective = self._objective
+            if isinstance(objective, OfTask):  # the client's now, whose losses may be summed
+                objective = cast(Losses, replace(cast("Any", objective), task=client.task))
+            losses = list(objective(client.model, batch))
         if len(losses) != 1:
             raise ValueError(f"algorithm.record_privacy needs a method with one loss per batch, got {len(losses)}")
         return losses[0]
