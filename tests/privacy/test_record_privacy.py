@@ -111,7 +111,7 @@ def test_a_mean_that_clips_like_a_sum_is_not_taken_for_one() -> None:
     assert gradients._layers is None
 
 
-def test_batches_of_samples_have_few_sizes_and_fillers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_come_in_few_sizes_and_fillers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     local = Local(epochs=4, batch_size=16, lr=0.1, optimizer="sgd")
     setup = toy_setup(FedAvg(record_privacy=RecordPrivacy(CLIP)), noisy=False, local=local,
                       clients=toy_clients(0, (64, 64)))  # fmt: skip
