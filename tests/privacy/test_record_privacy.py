@@ -18,6 +18,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData
 from confed.engines.local import Workspace
 from confed.engines.perform import client_of
+from confed.federation import record_gradients
 from confed.federation.client import Client
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message
@@ -87,12 +88,47 @@ def test_one_pass_gives_the_sums_of_single_passes() -> None:
     model = TwoLayers()
     batch = {"x": torch.randn(7, 3, 4), "label": torch.tensor([0, 1, 2, 0, 1, 2, 1])}
     client = client_with(model, VQA(3, objective="ce"))
-    gradients = RecordGradients(client, plain(client), dict(model.named_parameters()), CLIP)
-    assert gradients._layers is not None
     wanted = clipped_by_hand(model, batch, CLIP)
-    for sums in (gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)):
-        for name, total in wanted.items():
-            assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+    for objective in (plain(client), FedAvg().objective(client)):
+        gradients = RecordGradients(client, objective, dict(model.named_parameters()), CLIP)
+        assert gradients._layers is not None
+        passes = [gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)]
+        for sums in (*passes, gradients.clipped_sum(batch)):
+            for name, total in wanted.items():
+                assert torch.allclose(sums[name].float(), total, atol=1e-4 * CLIP), name
+        assert gradients._layers is not None, "the passes agree"
+
+
+def test_a_mean_that_clips_like_a_sum_is_not_taken_for_one() -> None:
+    model = TwoLayers()
+    client, few = client_with(model, VQA(3, objective="ce")), {"x": torch.randn(2, 3, 4), "label": torch.tensor([0, 1])}
+
+    def mean(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        yield functional.cross_entropy(model(batch).logits, batch["label"])
+
+    gradients = RecordGradients(client, mean, dict(model.named_parameters()), 1e-3)
+    gradients.clipped_sum(few)
+    assert gradients._layers is None
+
+
+def test_samples_come_in_few_sizes_and_fillers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = Local(epochs=4, batch_size=16, lr=0.1, optimizer="sgd")
+    setup = toy_setup(FedAvg(record_privacy=RecordPrivacy(CLIP)), noisy=False, local=local,
+                      clients=toy_clients(0, (64, 64)))  # fmt: skip
+    ends, sizes = list[Tensor](), set[int]()
+    for parts in (8, 10**6):  # with fillers and without
+        monkeypatch.setattr(record_gradients, "SIZES", parts)
+        call = Call(setup.population.info(0), "fit", Message())
+        client = client_of(setup, Workspace(setup.model()), call, ClientState(), 0)
+
+        def losses(model: nn.Module, batch: Batch, client: Client = client, parts: int = parts) -> Iterator[Tensor]:
+            sizes.update([len(batch["index"])] if parts == 8 and len(batch["index"]) > 1 else [])
+            yield client.task.loss(model(batch), batch)
+
+        train(client, losses)
+        ends.append(torch.cat([tensor.detach().flatten() for tensor in trained(client).values()]))
+    assert all(size % 2 == 0 for size in sizes), sizes
+    assert torch.allclose(ends[0], ends[1], atol=1e-6)
 
 
 @pytest.mark.parametrize("twice", ["layer", "weight"])

@@ -69,6 +69,7 @@ class RowBatch(Mapping[str, Tensor], FromRows):
 
 # Tensor tables of examples and batches of their rows ----------------------------------------------------------
 
+STORED_BYTES = 2**20  # of a picture that is read when it is asked for, at most about
 BLOCK_BYTES = 2**20  # of a column, gathered for several batches at once
 
 
@@ -131,7 +132,7 @@ class Table:
         if not self.by_rows or self.image_index.ndim > 1 or any(stored is not None for stored in others):
             return 0
         held = [*self.columns.values(), *(() if self.images is None else (self.images,))]
-        return sum(tensor[:1].nbytes for tensor in held if isinstance(tensor, Tensor))
+        return sum(tensor[:1].nbytes if isinstance(tensor, Tensor) else STORED_BYTES for tensor in held)
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """The given rows as one batch, with their numbers under ``index``, without keys of modalities that they lack.

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from confed.federation.batches import rows, sampled_batches, to_device
 from confed.federation.keyed_noise import noise_for
-from confed.federation.protocols import Batch, DrawsAnew, LossPerExample, Output, RandomAccess
+from confed.federation.protocols import Batch, DrawsAnew, LossPerExample, Output, RandomAccess, Task
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.specs import Contrasting
 from confed.federation.stacked_passes import Layers, layers_of
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 Losses = Callable[[nn.Module, Batch], Iterator[Tensor]]  # of one batch, in the order of their steps
 
+SIZES = 8  # of batches of a sample, the last of which is filled up
 TOLERANCE = 1e-3  # largest difference of clipped sums in one pass and example by example, over the largest value
+UNBOUNDED = 1e30  # a clip above all norms
 ROUNDING = 1e-5  # by which an example's norm is taken larger than it was computed
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -69,9 +71,11 @@ def private_steps(
         sums = {
             name: torch.zeros(tensor.shape, dtype=torch.float64, device=device) for name, tensor in learning.items()
         }
-        for batch in sampled_batches(client, sample, client.local.batch_size, f"{order}/{step}"):
-            for name, gradient in gradients.clipped_sum(to_device(batch, device)).items():
+        left, numbers = len(sample), _filled(client.data, sample, client.local.batch_size)
+        for batch in sampled_batches(client, numbers, client.local.batch_size, f"{order}/{step}"):
+            for name, gradient in gradients.clipped_sum(to_device(batch, device), left).items():
                 sums[name] += gradient
+            left -= rows(batch)
         for name, tensor in learning.items():
             if privacy.noise > 0:
                 drawn = noise_for(sums[name], noise, precision, privacy.clip, privacy.noise)
@@ -80,11 +84,29 @@ def private_steps(
         yield iter([torch.zeros((), device=device)])
 
 
+def _filled(data: object, sample: Tensor, size: int) -> Tensor:
+    """A sample with some of its examples again behind it, so that the last of its batches has one of few sizes.
+
+    Features of frozen layers are kept for each size of a batch.
+    """
+    if not (isinstance(data, RandomAccess) and data.row_bytes and len(sample)):
+        return sample
+    rest = len(sample) % size
+    return torch.cat([sample, sample[:1].expand(min(-rest % max(1, size // SIZES), size - rest))])
+
+
 def _normal_quantile(share: float) -> float:
     """The number below which a standard normal number lies with a probability."""
     if share >= 1:
         return math.inf
     return NormalDist().inv_cdf(share)
+
+
+@runtime_checkable
+class OfTask(Protocol):
+    """Protocol of objectives that hold the task whose loss they are (a dataclass)."""
+
+    task: Task
 
 
 class RecordGradients:
@@ -95,14 +117,16 @@ class RecordGradients:
         self._layers = layers_of(client.model, list(learning))
         self._checked = False
 
-    def clipped_sum(self, batch: Batch) -> dict[str, Tensor]:
-        """Sum over the examples of a batch of gradients of a norm of at most C, by tensor."""
+    def clipped_sum(self, batch: Batch, count: int | None = None) -> dict[str, Tensor]:
+        """Sum over the examples of a batch, or the first so many, of gradients of a norm of at most C, by tensor."""
         layers = self._layers
         if layers is not None and not self._checked:
             self._checked = True
             few = {name: column[:2] for name, column in batch.items()}
             self._layers = layers = layers if self._agree(few, layers) else None
-        return self.example_by_example(batch) if layers is None else self.in_one_pass(batch, layers)
+        if layers is not None:
+            return self.in_one_pass(batch, layers, count)
+        return self.example_by_example({name: column[:count] for name, column in batch.items()})
 
     def example_by_example(self, batch: Batch) -> dict[str, Tensor]:
         """The sum by a pass for each example."""
@@ -120,7 +144,7 @@ class RecordGradients:
                 sums[name] += scale * gradient
         return sums
 
-    def in_one_pass(self, batch: Batch, layers: Layers) -> dict[str, Tensor]:
+    def in_one_pass(self, batch: Batch, layers: Layers, count: int | None = None) -> dict[str, Tensor]:
         """The sum by one pass for all examples, from what goes into and comes out of linear and normalising layers."""
         with _recorded(layers) as passes, _summing(self._client):
             loss = self._loss(batch)
@@ -131,6 +155,8 @@ class RecordGradients:
             each[name] = _LayerGradients(layers[name], passes[name].entered, gradient, rows(batch))
         squares = torch.stack([of_layer.squares(self._wanted(name)) for name, of_layer in each.items()]).sum(0)
         scales = self._scales(squares).to(squares.dtype)
+        if count is not None:
+            scales[count:] = 0.0
         sums: dict[str, Tensor] = {}
         for name, of_layer in each.items():
             sums |= {f"{name}.{key}": total for key, total in of_layer.sums(self._wanted(name), scales).items()}
@@ -146,7 +172,8 @@ class RecordGradients:
     def _agree(self, batch: Batch, layers: Layers) -> bool:
         """Whether one pass gives what passes of single examples give, but for rounding."""
         model = self._client.model
-        training = model.training
+        training, clip = model.training, self._clip
+        self._clip = UNBOUNDED  # clipped gradients may agree where their lengths do not
         model.eval()  # without dropout, whose draws differ
         try:
             together, apart = self.in_one_pass(batch, layers), self.example_by_example(batch)
@@ -154,6 +181,7 @@ class RecordGradients:
             return False  # what is wrong in any case is met again example by example
         finally:
             model.train(training)
+            self._clip = clip
         gap = max(float((together[name] - apart[name]).abs().max()) for name in apart)
         largest = max(float(tensor.abs().max()) for tensor in apart.values())
         return gap <= TOLERANCE * max(largest, 1e-30)
@@ -163,7 +191,10 @@ class RecordGradients:
         device = next(iter(batch.values())).device.type
         half = client.local.precision != "fp32"
         with torch.autocast(device, torch.bfloat16) if half else nullcontext():
-            losses = list(self._objective(client.model, batch))
+            objective = self._objective
+            if isinstance(objective, OfTask):  # the client's now, whose losses may be summed
+                objective = cast(Losses, replace(cast("Any", objective), task=client.task))
+            losses = list(objective(client.model, batch))
         if len(losses) != 1:
             raise ValueError(f"algorithm.record_privacy needs a method with one loss per batch, got {len(losses)}")
         return losses[0]
