@@ -184,8 +184,8 @@ def test_orders_do_not_depend_on_hashes(tmp_path: Path, hash_seed: str):
     (tmp_path / "a.png").write_bytes(jpeg(9))
     code = (
         "import sys; from pathlib import Path; from confed.datasets.picture_captions import kind_of; "
-        "from confed.prepare.own_data import questions_in; print(kind_of(['a cup, a car, dogs and a chair'])); "
-        "print('; '.join(questions_in(Path(sys.argv[1])).saw[-3:]))"
+        "from confed.prepare.own_data import recognise; print(kind_of(['a cup, a car, dogs and a chair'])); "
+        "print('; '.join(recognise(Path(sys.argv[1]))[0][0].saw[-3:]))"
     )
     env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", code, str(tmp_path)]

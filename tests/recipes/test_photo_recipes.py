@@ -21,8 +21,8 @@ WEIGHTS = Path(os.environ.get("CONFED_WEIGHTS", SHARED / "weights")) / "mobilene
 USES = {"forest": "nature", "river": "water", "harbor": "water", "beach": "water"}
 LABELS = {"forest": ["trees"], "river": ["trees", "water"], "harbor": ["dock", "ship", "water"], "beach": ["sea"]}
 QUICK = ["run.rounds=1", "run.cohort=0", "run.gallery=0", "run.controls=none", "local.epochs=1"]
-# What only holds with another source of data; easy-VQA's own pictures have a reader that is tested beside it.
-ELSEWHERE = ("photos_easyvqa", "photos_modalities")
+# What needs another source of data, or encoders with a tokenizer; easy-VQA's pictures have a reader tested beside it.
+ELSEWHERE = ("photos_easyvqa", "photos_modalities", "photos_prompts")
 RECIPES = sorted(name for name in packaged_recipes() if name.startswith("photos_") and name not in ELSEWHERE)
 
 
@@ -76,6 +76,17 @@ def test_modalities_run_with_a_tiny_encoder(tmp_path: Path) -> None:
     sizes = ["data.train=20", "data.validation=10", "data.test=10", "data.image_size=32"]
     paths = [f"data.root={sounds}", f"data.photographs={pictures}", "model.vision=tiny:mobilenet_v2"]
     recipe = load_recipe("photos_modalities", [*paths, *sizes, *QUICK])
+    for row in recipe.methods:
+        assert run(recipe.method(row), tmp_path / row)["rounds"] == 1
+
+
+@pytest.mark.slow  # 86 s: ten rows; tests/models/test_contrastive.py tries the pair
+def test_prompts_run_with_real_encoders(photographs: Path, tmp_path: Path) -> None:
+    if not WEIGHTS.is_dir():
+        pytest.skip("no real encoders here; set CONFED_WEIGHTS to their folder")
+    pair = [f"model.source={WEIGHTS}", f"model.text={WEIGHTS.with_name('minilm_l3')}"]
+    few = ["data.clients=2", "data.partition=iid", "data.shots=2", "data.validation_shots=1", "data.max_test=2"]
+    recipe = load_recipe("photos_prompts", [f"data.root={photographs}", *pair, *few, *QUICK])
     for row in recipe.methods:
         assert run(recipe.method(row), tmp_path / row)["rounds"] == 1
 

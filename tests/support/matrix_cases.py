@@ -372,6 +372,7 @@ UNASKED = (
     "updates_compressible",
     "steps_alone",
     "own_hooks",
+    "told",
 )
 """Hooks that are not asked in a round."""
 

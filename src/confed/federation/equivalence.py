@@ -123,6 +123,7 @@ HOOKS: Mapping[str, Row] = {
     "steps_alone": _OUTSIDE,
     "title": _OUTSIDE,
     "own_hooks": _OUTSIDE,
+    "told": _OUTSIDE,
 }
 """Hooks of methods: public functions and properties of :class:`confed.federation.algorithm.Algorithm`."""
 

@@ -146,8 +146,8 @@ def make_optimizer(
     "adamw8bit" keeps moments of tensors with fewer than 4,096 values in 32 bits, and needs the library bitsandbytes.
     """
     # Else the first optimiser of a process imports torch's compiler, in 1.5 s: this says that it need not be told.
-    add_group = unwrap(torch.optim.Optimizer.add_param_group)
-    vars(add_group).setdefault("__dynamo_disable", add_group)
+    add_group: Any = unwrap(torch.optim.Optimizer.add_param_group)
+    add_group.__dict__.setdefault("__dynamo_disable", add_group)
     each = [1.0] * len(parameters) if scales is None else scales
     groups: list[dict[str, Any]] = []
     for scale in dict.fromkeys(each):
