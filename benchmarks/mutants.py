@@ -13,6 +13,7 @@ The tests are run without a mutant first: what fails then proves nothing. The co
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,11 @@ def read_mutants(folder: Path, only: Sequence[str] = ()) -> list[Mutant]:
     return mutants
 
 
+def split_tests(tests: str) -> list[str]:
+    """Paths and node ids, in whose brackets there may be blanks."""
+    return re.split(r" +(?=tests/)", tests.strip())
+
+
 def tests_pass(source: Path, tests: Sequence[str]) -> bool:
     """Whether tests pass with a copy of src; one that takes too long does not."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -72,7 +78,7 @@ def killed(mutant: Mutant, source: Path) -> bool:
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        return not tests_pass(source, mutant.tests.split())
+        return not tests_pass(source, split_tests(mutant.tests))
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -91,7 +97,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        if not tests_pass(source, sorted({test for mutant in mutants for test in mutant.tests.split()})):
+        if not tests_pass(source, sorted({test for mutant in mutants for test in split_tests(mutant.tests)})):
             print("the tests fail without a mutant")
             return 1
         survivors = 0

@@ -52,6 +52,7 @@ PHOTOGRAPHS: Mapping[str, tuple[str, str, str]] = {
     "photos_ucm_scene": ("the same, a client per scene", "personal on own data", "global on seen"),
     "photos_labels": ("its 17 labels, a client per scene (C-AP)", "personal C-AP", "C-AP"),
     "photos_questions": ("questions about it, a client per scene", "personal on own data", "global on seen"),
+    "photos_questions_dealt": ("the same, dealt out", "personal on own data", "global on seen"),
     "photos_eurosat": ("EuroSAT, 10 classes, dealt out", "personal on own data", "global on seen"),
     "photos_easyvqa": ("easy-VQA, a client per colour", "personal on own data", "global on seen"),
     "photos_easyvqa_dealt": ("easy-VQA, dealt out", "personal on own data", "global on seen"),
