@@ -97,7 +97,7 @@ class Trainer:
 def gradients_of(model: nn.Module, learning: Mapping[str, Tensor]) -> tuple[Any, RecordGradients]:
     """A client with a model, and its clipped gradients."""
     client: Any = Trainer(model)
-    return client, RecordGradients(client, client.objective, learning, 1.0)
+    return client, RecordGradients(client, lambda _: client.objective, learning, 1.0)
 
 
 def step_times(model: nn.Module, batch: Batch, repeats: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.record_gradients import RecordGradients, sampling_rate, unprotected_reason
 from confed.federation.record_privacy import RecordPrivacy
 from confed.federation.state import ClientState
-from confed.federation.train import Objective, train, trained
+from confed.federation.train import Objective, train, trained, with_task
 from confed.privacy.accountant import LOSS_STEP, poisson_epsilon
 from confed.privacy.audit import audited_epsilon
 from confed.recipes.recipe import load_recipe
@@ -90,7 +91,7 @@ def test_one_pass_gives_the_sums_of_single_passes() -> None:
     client = client_with(model, VQA(3, objective="ce"))
     wanted = clipped_by_hand(model, batch, CLIP)
     for objective in (plain(client), FedAvg().objective(client)):
-        gradients = RecordGradients(client, objective, dict(model.named_parameters()), CLIP)
+        gradients = RecordGradients(client, partial(with_task, objective), dict(model.named_parameters()), CLIP)
         assert gradients._layers is not None
         passes = [gradients.in_one_pass(batch, gradients._layers), gradients.example_by_example(batch)]
         for sums in (*passes, gradients.clipped_sum(batch)):
@@ -106,7 +107,7 @@ def test_a_mean_that_clips_like_a_sum_is_not_taken_for_one() -> None:
     def mean(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         yield functional.cross_entropy(model(batch).logits, batch["label"])
 
-    gradients = RecordGradients(client, mean, dict(model.named_parameters()), 1e-3)
+    gradients = RecordGradients(client, partial(with_task, mean), dict(model.named_parameters()), 1e-3)
     gradients.clipped_sum(few)
     assert gradients._layers is None
 
@@ -152,7 +153,7 @@ def test_tied_tensors_have_the_sums_of_single_passes(twice: str) -> None:
     batch = {"x": torch.randn(5, 4), "label": torch.tensor([0, 1, 2, 3, 1])}
     learning = {name: tensor for name, tensor in model.named_parameters() if twice == "weight" or "first" in name}
     client = client_with(model, VQA(4, objective="ce"))
-    gradients = RecordGradients(client, plain(client), learning, CLIP)
+    gradients = RecordGradients(client, partial(with_task, plain(client)), learning, CLIP)
     sums, wanted = gradients.clipped_sum(batch), clipped_by_hand(model, batch, CLIP)
     assert gradients._layers is None, "one pass does not see the second use"
     for name in learning:
@@ -174,7 +175,7 @@ def test_a_loss_over_the_batch_is_taken_example_by_example() -> None:
     def penalised(network: nn.Module, batch: Batch) -> Iterator[Tensor]:
         yield client.task.loss(network(batch), batch) + sum(p.square().sum() for p in model.parameters())
 
-    gradients = RecordGradients(client, penalised, dict(model.named_parameters()), 1e3)
+    gradients = RecordGradients(client, partial(with_task, penalised), dict(model.named_parameters()), 1e3)
     gradients.clipped_sum({"x": torch.randn(4, 3, 4), "label": torch.tensor([0, 1, 2, 0])})
     assert gradients._layers is None, "layers do not see a term that reads the weights"
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from confed.federation.stacked_passes import Layers, layers_of
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-Losses = Callable[[nn.Module, Batch], Iterator[Tensor]]  # of one batch, in the order of their steps
+OfTask = Callable[[Task], Callable[[nn.Module, Batch], Iterator[Tensor]]]  # a method's objective with another task
 
 SIZES = 8  # of batches of a sample, the last of which is filled up
 TOLERANCE = 1e-3  # largest difference of clipped sums in one pass and example by example, over the largest value
@@ -52,7 +52,7 @@ def unprotected_reason(model: nn.Module, task: object, data: object) -> str:
 
 
 def private_steps(
-    client: "Client", privacy: RecordPrivacy, objective: Losses, learning: Mapping[str, Tensor], steps: int, order: str
+    client: "Client", privacy: RecordPrivacy, objective: OfTask, learning: Mapping[str, Tensor], steps: int, order: str
 ) -> Iterator[Iterator[Tensor]]:
     """Steps of local training: the noised gradient of each is in place when its loss, which is not told, is given."""
     reason = unprotected_reason(client.model, client.task, client.data)
@@ -102,17 +102,10 @@ def _normal_quantile(share: float) -> float:
     return NormalDist().inv_cdf(share)
 
 
-@runtime_checkable
-class OfTask(Protocol):
-    """Protocol of objectives that hold the task whose loss they are (a dataclass)."""
-
-    task: Task
-
-
 class RecordGradients:
     """Sums of clipped gradients of a client's loss on single examples."""
 
-    def __init__(self, client: "Client", objective: Losses, learning: Mapping[str, Tensor], clip: float) -> None:
+    def __init__(self, client: "Client", objective: OfTask, learning: Mapping[str, Tensor], clip: float) -> None:
         self._client, self._objective, self._learning, self._clip = client, objective, dict(learning), clip
         self._layers = layers_of(client.model, list(learning))
         self._checked = False
@@ -191,10 +184,7 @@ class RecordGradients:
         device = next(iter(batch.values())).device.type
         half = client.local.precision != "fp32"
         with torch.autocast(device, torch.bfloat16) if half else nullcontext():
-            objective = self._objective
-            if isinstance(objective, OfTask):  # the client's now, whose losses may be summed
-                objective = cast(Losses, replace(cast("Any", objective), task=client.task))
-            losses = list(objective(client.model, batch))
+            losses = list(self._objective(client.task)(client.model, batch))  # the task now, whose losses may be summed
         if len(losses) != 1:
             raise ValueError(f"algorithm.record_privacy needs a method with one loss per batch, got {len(losses)}")
         return losses[0]

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ class TaskLoss:
         """See :data:`Objective`."""
         loss = self.task.loss(model(batch), batch)
         yield loss if self.change is None else self.change(loss)
+
+
+def with_task(objective: Objective, task: Task) -> Objective:
+    """A task's own loss with another task; any other objective as it is."""
+    return replace(objective, task=task) if isinstance(objective, TaskLoss) else objective
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ def _steps(
     if client.record_privacy is not None:
         epoch = epoch_steps(client)
         steps = client.local.round_steps(epoch) if epochs is None else epochs * epoch
-        yield from private_steps(client, client.record_privacy, objective, learning, steps, order)
+        yield from private_steps(client, client.record_privacy, partial(with_task, objective), learning, steps, order)
         return
     for batches in step_batches(client, order, epochs, pairs):
         group = [to_device(batch, parameters[0].device) for batch in batches]
