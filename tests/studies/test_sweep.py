@@ -468,7 +468,7 @@ def test_a_reference_that_did_not_finish_costs_no_table(
     for method in ("fedavg", "soft"):
         make_run(root / "narrow" / method / "seed-0", "fedavg", 0)
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: None)
-    finish(root, 1, False)
+    finish(root, 1)
     assert "reference 'feddat' has no finished run" in capsys.readouterr().err
     assert (root / "models.md").is_file()
 

@@ -16,12 +16,13 @@ from rich.markup import escape
 from confed.cli.app import (
     INTERRUPTED,
     allowed_modules,
+    answer,
     complain,
     console,
     handling,
-    plain,
-    print_json,
+    is_json,
     print_table,
+    remark,
     say,
     showing,
     table_of,
@@ -73,25 +74,25 @@ def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[
     return load_recipe(recipe, [*overrides, "run.engine=ray"]).run.address, [*rest, *_RAY.values()]
 
 
-def carry_out(root: Path, cluster: Cluster, address: str, workers: int | None, as_json: bool) -> None:
+def carry_out(root: Path, cluster: Cluster, address: str, workers: int | None) -> None:
     """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written."""
     if cluster.on == "ray":
         from confed.studies.cells import compute_on_ray
 
-        with showing(root, as_json) as display:
+        with showing(root) as display:
             compute_on_ray(root, address, workers or 0, display, _refused)
-        show_gathered(root, as_json, {})
+        show_gathered(root)
     elif cluster.on:
-        _distribute(root, cluster, as_json)
+        _distribute(root, cluster)
     else:
-        finish(root, workers, as_json)
+        finish(root, workers)
 
 
 def _refused(cell: str, why: str) -> None:
     complain(f"{cell}: {why}", "without")
 
 
-def _distribute(root: Path, cluster: Cluster, as_json: bool) -> None:
+def _distribute(root: Path, cluster: Cluster) -> None:
     """Job script for the missing cells of a study or sweep, which are numbered; submitted if asked."""
     from confed.studies.cells import number_cells, ranges, script_of, statuses, submit, write_script
 
@@ -106,13 +107,10 @@ def _distribute(root: Path, cluster: Cluster, as_json: bool) -> None:
         text = script_of(root, missing, cluster.options, cluster.before or [], allowed_modules())
         script = write_script(root, text)
         job = submit(script) if cluster.submit else None
-        if not as_json:
+        if not is_json():
             _say_how(root, script, len(cells.cells), ranges(missing), cluster.on, job or "")
-    if as_json:
-        print_json(
-            {"folder": str(root), "cells": len(cells.cells), "missing": missing,
-             "script": script and str(script), "job": job}
-        )  # fmt: skip
+    script_name = script and str(script)
+    answer({"folder": str(root), "cells": len(cells.cells), "missing": missing, "script": script_name, "job": job})
 
 
 def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: str) -> None:
@@ -138,7 +136,7 @@ def _say_how(root: Path, script: Path, count: int, missing: str, on: str, job: s
         console.print(escape(line), soft_wrap=True, highlight=False)
 
 
-def show_cells(root: Path, as_json: bool) -> None:
+def show_cells(root: Path) -> None:
     """State of a study's or sweep's cells, and the tables and the report of those that are finished."""
     from confed.studies.cells import statuses
 
@@ -148,13 +146,9 @@ def show_cells(root: Path, as_json: bool) -> None:
         f"{counts[state]} {state}" for state in ("done", "running", "stopped", "failed", "waiting") if counts[state]
     )
     more = {"cells": [asdict(status) for status in cell_statuses]}
-    if as_json and counts["done"]:
-        show_gathered(root, True, more)
-        return
-    if as_json:
-        print_json(plain({"folder": str(root), **more}))
-        return
-    say(f"{len(cell_statuses)} cells: {words}")
+    if not counts["done"]:
+        answer({"folder": str(root), **more})
+    remark(f"{len(cell_statuses)} cells: {words}")
     listed = [status for status in cell_statuses if status.state in ("running", "stopped", "failed")]
     if listed:
         table = table_of("cell", "run", "state", "round", "where or why", right=("cell", "round"))
@@ -163,9 +157,9 @@ def show_cells(root: Path, as_json: bool) -> None:
             table.add_row(str(status.cell.number), escape(status.title), status.state, place, escape(status.text))
         print_table(table)
         if len(listed) > LISTED:
-            say(f"and {len(listed) - LISTED} more")
+            remark(f"and {len(listed) - LISTED} more")
     if counts["done"]:
-        show_gathered(root, False, {})
+        show_gathered(root, **more)
 
 
 # Cells: one run of a study, as an array task of a cluster computes it ---------------------------------------------

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from confed.cli import cells
 from confed.cli import study as shared
 from confed.cli.app import (
     FAILED,
-    Json,
+    answer,
     app,
+    argument,
     complain,
     console,
-    plain,
-    print_json,
+    for_people,
+    option,
     print_table,
     print_tables,
     say,
@@ -43,41 +43,36 @@ if TYPE_CHECKING:
 def compare(
     sources: Annotated[
         list[str],
-        typer.Argument(
+        argument(
+            "A recipe to run, with overrides; or run and study folders.",
             metavar="RECIPE [KEY=VALUE]... | FOLDER...",
-            help="A recipe to run, with overrides; or run and study folders.",
             autocompletion=complete_recipe,
         ),
     ],
     methods: shared.Methods = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the recipe's.")] = 1,
-    over: Annotated[str, typer.Option(metavar="KEY=VALUES", help="A setting and its values: data.shards=1,2,3.")] = "",
+    seeds: Annotated[int, option("Number of seeds, counted from the recipe's.")] = 1,
+    over: Annotated[str, option("A setting and its values: data.shards=1,2,3.", metavar="KEY=VALUES")] = "",
     along: Annotated[
-        list[str] | None, typer.Option("--with", metavar="KEY=VALUES", help="A setting that changes along; repeatable.")
+        list[str] | None, option("A setting that changes along; repeatable.", "--with", metavar="KEY=VALUES")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="With --over: values of data.split, a curve each.")] = None,
-    models: Annotated[str | None, typer.Option(help="The same with each of these models: a,b,c, or all.")] = None,
-    gates: Annotated[bool, typer.Option("--gates", help="Judge the benchmark in place of the methods.")] = False,
-    tuned: Annotated[Path | None, typer.Option(help="The tuned.toml of `confed tune` to use.")] = None,
+    split: Annotated[str | None, option("With --over: values of data.split, a curve each.")] = None,
+    models: Annotated[str | None, option("The same with each of these models: a,b,c, or all.")] = None,
+    gates: Annotated[bool, option("Judge the benchmark in place of the methods.", "--gates")] = False,
+    tuned: Annotated[Path | None, option("The tuned.toml of `confed tune` to use.")] = None,
     workers: shared.Workers = None,
-    on: Annotated[
-        str, typer.Option("--on", help="Run on a Ray cluster (ray); write a job array (slurm, script).")
-    ] = "",
-    slurm: Annotated[
-        list[str] | None, typer.Option("--slurm", help="Options of sbatch: partition=gpu,time=4:00:00.")
-    ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job array.")] = False,
-    before: Annotated[list[str] | None, typer.Option("--before", help="Shell before each task; repeatable.")] = None,
+    on: Annotated[str, option("Run on a Ray cluster (ray); write a job array (slurm, script).", "--on")] = "",
+    slurm: Annotated[list[str] | None, option("Options of sbatch: partition=gpu,time=4:00:00.", "--slurm")] = None,
+    submit: Annotated[bool, option("With --on slurm: submit the job array.", "--submit")] = False,
+    before: Annotated[list[str] | None, option("Shell before each task; repeatable.", "--before")] = None,
     plan: shared.Plan = False,
     reference: Annotated[
-        list[str] | None, typer.Option(help="Compare with this method; repeatable. [default: FedAvg and alike]")
+        list[str] | None, option("Compare with this method; repeatable. [default: FedAvg and alike]")
     ] = None,
-    relative: Annotated[str, typer.Option(help="Show this method's relative improvement by client.")] = "",
-    headline: Annotated[str, typer.Option(help="The model in `deployed`: personal or global_seen.")] = "",
-    margin: Annotated[float, typer.Option(help="Points within which methods count as equal.")] = 1.0,
-    results: Annotated[Path | None, typer.Option(help="Write results files for `confed reproduce` here.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; of folders: for the tables.")] = None,
-    as_json: Json = False,
+    relative: Annotated[str, option("Show this method's relative improvement by client.")] = "",
+    headline: Annotated[str, option("The model in `deployed`: personal or global_seen.")] = "",
+    margin: Annotated[float, option("Points within which methods count as equal.")] = 1.0,
+    results: Annotated[Path | None, option("Write results files for `confed reproduce` here.")] = None,
+    out: Annotated[Path | None, option("Folder of the runs; of folders: for the tables.")] = None,
 ) -> None:
     """Compare methods, models or values of a setting.
 
@@ -92,10 +87,10 @@ def compare(
     rows_given = {"--methods": methods, "--models": models, "--workers": workers, "--tuned": tuned, "--over": over,
                   "--with": along, "--split": split, "--plan": plan, "--on": on}  # fmt: skip
     if Path(sources[0]).is_dir():
-        given = [option for option, value in rows_given.items() if value]
+        given = [name for name, value in rows_given.items() if value]
         if given or seeds != 1:
             raise ValueError(f"{(given or ['--seeds'])[0]} goes with a recipe; {sources[0]} is a folder")
-        _of_folders(list(map(Path, sources)), reference, judged, headline, results, out, as_json)
+        _of_folders(list(map(Path, sources)), reference, judged, headline, results, out)
         return
     if results is not None:
         raise ValueError("--results is of runs that are there: `confed compare STUDY --results DIR`")
@@ -109,7 +104,7 @@ def compare(
     values = shared.tuned_values(tuned, recipe, overrides, seeds)
     grid = grid_of(recipe, overrides, **axes, methods=methods, headline=headline, tuned=values, seeds=seeds)
     if plan:
-        show_grid_plan(grid, workers, cluster.options, as_json)
+        show_grid_plan(grid, workers, cluster.options)
         return
     tell_asks(grid.first, recipe)
     folder = out or Path("runs") / grid.name
@@ -119,12 +114,12 @@ def compare(
     if values is not None and (without := [row for row in grid.first.methods if row not in values]):
         complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
     grid.open(folder, asdict(judged))
-    cells.carry_out(folder, cluster, address, workers, as_json)
+    cells.carry_out(folder, cluster, address, workers)
 
 
 def _of_folders(
     places: list[Path], references: list[str] | None, judged: shared.Judged, headline: str, results: Path | None,
-    out: Path | None, as_json: bool,
+    out: Path | None,
 ) -> None:  # fmt: skip
     """What folders that are there show: gates, cells, results files, tables."""
     from confed.studies.cells import CELLS
@@ -132,14 +127,14 @@ def _of_folders(
     if judged.gates:
         if len(places) > 2:
             raise ValueError("--gates is of a study and of the same rows with at least 1.5 times the rounds")
-        shared.show_gates(places[0], places[1] if len(places) > 1 else None, out, as_json)
+        shared.show_gates(places[0], places[1] if len(places) > 1 else None, out)
         return
     if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
-        cells.show_cells(places[0], as_json)
+        cells.show_cells(places[0])
         return
     if results is not None:
         _write_rows(places, results)
-    _compare_folders(places, references, judged, headline, out, as_json)
+    _compare_folders(places, references, judged, headline, out)
 
 
 def _check_rows(recipe: "Recipe", folder: Path, judged: shared.Judged) -> None:
@@ -148,10 +143,10 @@ def _check_rows(recipe: "Recipe", folder: Path, judged: shared.Judged) -> None:
 
     before = study_in(folder)
     rows = {*recipe.methods, *(() if before is None else before.recipe.methods)}
-    for option, names in (("--reference", judged.references), ("--relative", filter(None, [judged.relative]))):
+    for name_of_option, names in (("--reference", judged.references), ("--relative", filter(None, [judged.relative]))):
         for name in names:
             if name not in rows:
-                raise ValueError(f"{option} {name} is none of the methods compared: {', '.join(sorted(rows))}")
+                raise ValueError(f"{name_of_option} {name} is none of the methods compared: {', '.join(sorted(rows))}")
 
 
 def _write_rows(folders: Sequence[Path], results: Path) -> None:
@@ -167,12 +162,7 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
 
 
 def _compare_folders(
-    folders: list[Path],
-    references: list[str] | None,
-    judged: shared.Judged,
-    headline: str,
-    out: Path | None,
-    as_json: bool,
+    folders: list[Path], references: list[str] | None, judged: shared.Judged, headline: str, out: Path | None
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from confed.api.study import write_files
@@ -197,9 +187,7 @@ def _compare_folders(
         more += "" if relative_rows is None else ", relative.md, .csv, .tex, .png and .svg"
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
-    if as_json:
-        print_json(plain(comparison.content()))
-        return
+    answer(comparison.content())
     print_tables([] if backbones is None else [backbones])
     print_table(comparison.rich())
     print_tables([] if relative_rows is None else [relative_rows])
@@ -268,16 +256,13 @@ def _other_data(studies: "Sequence[StudyResults]") -> str:
 def tune(
     recipe: shared.RecipeName = "fedvqa_scenes",
     overrides: shared.Overrides = None,
-    budget: Annotated[int, typer.Option(help="Configurations per method, the recipe's included.")] = 6,
+    budget: Annotated[int, option("Configurations per method, the recipe's included.")] = 6,
     methods: shared.Methods = None,
-    seed: Annotated[int, typer.Option(help="Of the tuning runs; never used for reported results.")] = 100,
-    seeds: Annotated[int, typer.Option(help="Seeds of each configuration; scores are means.")] = 1,
+    seed: Annotated[int, option("Of the tuning runs; never used for reported results.")] = 100,
+    seeds: Annotated[int, option("Seeds of each configuration; scores are means.")] = 1,
     workers: shared.Workers = None,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Stop those two standard errors below the median early.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder. [default: runs/NAME-tune]")] = None,
-    as_json: Json = False,
+    prune: Annotated[bool, option("Stop those two standard errors below the median early.", "--prune")] = False,
+    out: Annotated[Path | None, option("Folder. [default: runs/NAME-tune]")] = None,
 ) -> None:
     """Choose each method's settings on validation data.
 
@@ -288,7 +273,7 @@ def tune(
 
     loaded, _ = Grid(recipe, overrides or [], methods).rows()
     folder = out or Path("runs") / f"{loaded.name}-tune"
-    shared.tune_rows(loaded, folder, workers, as_json, budget=budget, seed=seed, seeds=seeds, prune=prune)
+    shared.tune_rows(loaded, folder, workers, budget=budget, seed=seed, seeds=seeds, prune=prune)
 
 
 # Published results, run again ------------------------------------------------------------------------------------
@@ -299,14 +284,13 @@ _COLOURS = {"equal bits": "green", "equal figures": "green", "within the interva
 @app.command()
 def reproduce(
     source: Annotated[
-        str, typer.Argument(help="A results file, run folder or summary.json, or the address (https://...) of one.")
+        str, argument("A results file, run folder or summary.json, or the address (https://...) of one.")
     ],
     overrides: shared.Overrides = None,
-    method: Annotated[str, typer.Option(help="Row of a table, by name or label. [default: the first]")] = "",
-    seed: Annotated[int | None, typer.Option(help="Seed to run again. [default: the first]")] = None,
-    all_seeds: Annotated[bool, typer.Option("--all-seeds", help="Run all seeds of the row again.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; must not exist.")] = None,
-    as_json: Json = False,
+    method: Annotated[str, option("Row of a table, by name or label. [default: the first]")] = "",
+    seed: Annotated[int | None, option("Seed to run again. [default: the first]")] = None,
+    all_seeds: Annotated[bool, option("Run all seeds of the row again.", "--all-seeds")] = False,
+    out: Annotated[Path | None, option("Folder of the new runs; must not exist.")] = None,
 ) -> None:
     """Run a published result again and say whether it repeats.
 
@@ -329,12 +313,10 @@ def reproduce(
     verdicts: list[Verdict] = []
     for number in seeds:
         folder = root if len(seeds) == 1 else root / f"seed-{number}"
-        with showing(folder, as_json, rounds=True) as display:
+        with showing(folder, rounds=True) as display:
             verdicts.append(repeat(published, number, folder, overrides or [], display))
-        if not as_json:
-            show_verdict(verdicts[-1])
-    if as_json:
-        print_json(plain({"source": source, "runs": [asdict(v) | {"folder": str(v.folder)} for v in verdicts]}))
+        show_verdict(verdicts[-1])
+    answer({"source": source, "runs": [asdict(v) | {"folder": str(v.folder)} for v in verdicts]})
     if any(verdict.word == "different" for verdict in verdicts):
         raise typer.Exit(FAILED)
 
@@ -351,7 +333,7 @@ def show_verdict(verdict: "Verdict") -> None:
         digits = "" if verdict.digits is None else f"to {verdict.digits} digits; "
         bits = f" ({digits}the published result has no digests of its history, predictions and models)"
     colour = _COLOURS[verdict.word]
-    shown = Console(highlight=False)
+    shown = for_people()
     text = f"[{colour}]{verdict.word}[/]{bits}: {_escape(verdict.label)}, seed {verdict.seed}"
     shown.print(text, soft_wrap=True)
     print_table(_figures_table(verdict))

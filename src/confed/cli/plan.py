@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from confed.cli.app import (
+    answer,
     complain,
     console,
     default_workers,
-    plain,
-    print_json,
+    is_json,
     print_line,
     print_table,
-    say,
+    remark,
     table_of,
 )
 
@@ -31,7 +31,7 @@ def rows_of_study(recipe: "Recipe", title: str = "") -> "dict[str, Recipe]":
     return {", ".join(filter(None, (title, recipe.label(row)))): recipe.method(row) for row in rows}
 
 
-def show_grid_plan(grid: "Grid", workers: int | None, options: "BatchOptions", as_json: bool) -> None:
+def show_grid_plan(grid: "Grid", workers: int | None, options: "BatchOptions") -> None:
     """Plan of a grid, in which a run that the swept setting does not concern is made once."""
     from confed.results.sweep import MODELS
     from confed.studies.study import differing
@@ -46,11 +46,11 @@ def show_grid_plan(grid: "Grid", workers: int | None, options: "BatchOptions", a
                 again += 1
     if again:
         complain(f"runs of each seed that are the same at an earlier value and count once: {again}", "note")
-    show_plan(rows, grid.seeds, workers or default_workers(grid.first), True, options, as_json)
+    show_plan(rows, grid.seeds, workers or default_workers(grid.first), True, options)
 
 
 def show_plan(
-    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "BatchOptions | None", as_json: bool
+    rows: "Mapping[str, Recipe]", seeds: int, workers: int, beside: bool, options: "BatchOptions | None"
 ) -> None:
     """Measures the runs and prints their plan."""
     from confed.runs.plan import plan_run
@@ -58,8 +58,7 @@ def show_plan(
     plans: dict[str, RunPlan] = {}
     refused: dict[str, str] = {}
     for title, recipe in rows.items():
-        if not as_json:
-            say(f"measuring {escape(title)}")
+        remark(f"measuring {escape(title)}")
         try:
             plans[title] = plan_run(recipe)
         except (ValueError, RuntimeError) as error:
@@ -69,15 +68,13 @@ def show_plan(
     if not plans:
         raise ValueError("nothing can be planned: " + next(iter(refused.values()), "there is no run"))
     totals = _totals(plans, seeds, workers, beside)
-    if as_json:
-        each = {
-            title: {**vars(plan), "seconds": plan.seconds(), "round_seconds": plan.round_seconds()}
-            for title, plan in plans.items()
-        }
-        print_json(plain({"runs": each, "seeds": seeds, **totals, "refused": refused}))
-        return
+    each = {
+        title: {**vars(plan), "seconds": plan.seconds(), "round_seconds": plan.round_seconds()}
+        for title, plan in plans.items()
+    }
+    answer({"runs": each, "seeds": seeds, **totals, "refused": refused})
     _print(plans, seeds, totals)
-    if options is not None and options.seconds is not None:
+    if options is not None and options.seconds is not None and not is_json():
         _compare_with_limit(plans, options)
 
 

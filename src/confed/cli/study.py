@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
+    answer,
+    argument,
     complain,
     default_workers,
+    for_people,
     is_quiet,
+    option,
     plain,
-    print_json,
     print_line,
     print_table,
     print_tables,
-    say,
+    remark,
     show,
     showing,
     table_of,
@@ -43,22 +45,19 @@ if TYPE_CHECKING:
 
 
 RecipeName = Annotated[
-    str,
-    typer.Argument(help="A file, or a packaged recipe's name (confed list recipes).", autocompletion=complete_recipe),
+    str, argument("A file, or a packaged recipe's name (confed list recipes).", autocompletion=complete_recipe)
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    argument(
+        "section.key=TOML, such as algorithm.lam=0.5; ~section.key takes a key away.",
         metavar="[KEY=VALUE]...",
-        help="section.key=TOML, such as algorithm.lam=0.5; ~section.key takes a key away.",
         autocompletion=complete_key,
     ),
 ]
-Methods = Annotated[
-    str | None, typer.Option(help="Rows: a,b,c, or all. [default: the recipe's]", autocompletion=complete_method)
-]
-Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core; one on a GPU]")]
-Plan = Annotated[bool, typer.Option("--plan", help="Measure a few steps and print what it will take.")]
+Methods = Annotated[str | None, option("Rows: a,b,c, or all. [default: the recipe's]", autocompletion=complete_method)]
+Workers = Annotated[int | None, option("Runs at a time. [default: one per core; one on a GPU]")]
+Plan = Annotated[bool, option("Measure a few steps and print what it will take.", "--plan")]
 
 _VERDICTS = {True: "[green]passed[/]", False: "[red]failed[/]", None: "not judged"}
 
@@ -101,7 +100,7 @@ def tuned_values(
     return values
 
 
-def finish(folder: Path, workers: int | None, as_json: bool) -> None:
+def finish(folder: Path, workers: int | None) -> None:
     """Execution of what is missing in a run, study, sweep or tuning; its tables and report are written and shown."""
     from confed.results.folder import kind_of
     from confed.studies.runner import resume, run_study
@@ -111,29 +110,29 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
         raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
     if is_tuning(folder):
         recipe, terms = tuned_before(folder)
-        tune_rows(recipe, folder, workers, as_json, **terms)
+        tune_rows(recipe, folder, workers, **terms)
         return
 
     def execute(study: "StudyFolder") -> "Outcome":
         count = workers if workers is not None else default_workers(study.recipe)
-        with showing(folder, as_json, rounds=not study.side_by_side) as display:
+        with showing(folder, rounds=not study.side_by_side) as display:
             return run_study(study.root, display, count)
 
-    if not _finish_grid(folder, execute, as_json):
-        with showing(folder, as_json, rounds=True) as display:
+    if not _finish_grid(folder, execute):
+        with showing(folder, rounds=True) as display:
             summaries = resume(folder, display)
-        show(folder, summaries, as_json)
+        show(folder, summaries)
 
 
-def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
+def show_gathered(folder: Path, **more: Any) -> None:
     """Tables and report of a study or sweep whose runs other processes make, written and shown; nothing is run."""
     from confed.studies.runner import gather
 
-    if not _finish_grid(folder, lambda study: gather(study.root), as_json, more):
+    if not _finish_grid(folder, lambda study: gather(study.root), **more):
         raise ValueError(f"{folder} must be a study or a sweep")
 
 
-def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any] | None = None) -> bool:
+def _finish_grid(folder: Path, execute: "Execute", **more: Any) -> bool:
     """Whether a folder is a sweep or a study, which is executed or gathered, and shown with ``more``."""
     from confed.results.folder import kind_of
     from confed.studies.study import study_in
@@ -141,15 +140,15 @@ def _finish_grid(folder: Path, execute: "Execute", as_json: bool, more: Mapping[
 
     if kind_of(folder) == "sweep":
         with exclusive(folder):
-            _finish_sweep(folder, execute, as_json, more or {})
+            _finish_sweep(folder, execute, more)
     elif (study := study_in(folder)) is not None:
-        _finish_study(study, execute, as_json, more or {})
+        _finish_study(study, execute, more)
     else:
         return False
     return True
 
 
-def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
+def _finish_study(study: "StudyFolder", execute: "Execute", more: Mapping[str, Any]) -> None:
     """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
     outcome = execute(study)
     if not outcome.summaries:
@@ -159,13 +158,11 @@ def _finish_study(study: "StudyFolder", execute: "Execute", as_json: bool, more:
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
     if study.side_by_side:
-        _show_study(outcome, _judged(study), as_json, more)
+        _show_study(outcome, _judged(study), more)
     else:
-        if not as_json:
-            tell_account(outcome.summaries[0])
-        show(outcome.folder, outcome.summaries, as_json, {"errors": outcome.errors, **more})
-        if not as_json:
-            _tell_errors(outcome)
+        tell_account(outcome.summaries[0])
+        show(outcome.folder, outcome.summaries, errors=outcome.errors, **more)
+        _tell_errors(outcome)
     if outcome.failed:
         raise typer.Exit(FAILED)
 
@@ -174,14 +171,14 @@ def tell_account(summary: Mapping[str, Any]) -> None:
     """What was read and left out of the data of a run, on standard error."""
     for key in ("account", "read"):
         if (told := summary.get("facts", {}).get(key)) and not is_quiet():
-            say(f"data: {escape(told)}")
+            remark(f"data: {escape(told)}")
 
 
 def _tell_errors(outcome: "Outcome") -> None:
     """Why runs are not there, and where more of it is written."""
-    shown = Console()
+    shown = for_people()
     for text, cells in _grouped(outcome.errors).items():
-        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
+        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}")
     for cell in sorted(outcome.failed):
         shown.print(escape(f"what went wrong in {cell}: {_cell(outcome.folder, cell)}/error.txt"), soft_wrap=True)
 
@@ -193,7 +190,7 @@ def _judged(study: "StudyFolder") -> Judged:
     return Judged(references, terms.get("margin", 0.01), relative, bool(terms.get("gates")))
 
 
-def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[str, Any]) -> None:
+def _finish_sweep(root: Path, execute: "Execute", more: Mapping[str, Any]) -> None:
     """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.report.report import write_report
     from confed.report.tables.write import write_tables
@@ -207,8 +204,7 @@ def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[s
         study = study_in(root / point.folder)
         if study is None:
             continue
-        if not as_json:
-            say(rf"\[{number}/{len(sweep.points)}] {escape(point.title)}")
+        remark(rf"\[{number}/{len(sweep.points)}] {escape(point.title)}")
         before = [job for job in study.jobs if study.finished(job)]
         if not sweep.models:  # runs with other models are other runs
             borrow(study.root, [root / other.folder for other in sweep.points if other is not point])
@@ -225,9 +221,9 @@ def _finish_sweep(root: Path, execute: "Execute", as_json: bool, more: Mapping[s
     studies = [study_in(root / point.folder) for point in sweep.points]
     if all(study is not None and _judged(study).gates for study in studies):
         first, *longer = [root / point.folder for point in sweep.points]
-        show_gates(first, longer[0] if longer else None, root, as_json)
+        show_gates(first, longer[0] if longer else None, root)
     else:
-        show_sweep(root, as_json, errors, more)
+        show_sweep(root, errors, **more)
     for text, cells in _grouped(errors).items():
         complain(f"{', '.join(cells)}: {text}", "without")
     if any(outcome.failed for outcome in outcomes.values()):
@@ -248,7 +244,7 @@ def _present(sweep: "Sweep", methods: set[str]) -> tuple[str, ...] | None:
     return tuple(name for name in sweep.references if name in methods) or None
 
 
-def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping[str, Any]) -> None:
+def _show_study(outcome: "Outcome", judged: Judged, more: Mapping[str, Any]) -> None:
     """Tables of a study that grows, written and printed, and its report."""
     from confed.api.study import write_study_files
     from confed.report.tables.paper import main_tables
@@ -261,18 +257,16 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     for absent in written.absent["relative"]:
         complain(f"{absent!r}, asked for with --relative, has no finished run", "note")
     comparison, tables, page = written.comparison, written.tables, written.page
-    if as_json:
-        result = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
-        result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": comparison.content()}
-        print_json(plain(result | dict(more)))
-        return
+    result = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
+    result |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": comparison.content()}
+    answer({**result, **more})
     print_tables(main_tables(load(outcome.folder)))
     print_table(comparison.rich())
     if written.relative:
         print_tables([comparison.relative(written.relative)])
     if outcome.tuned:
         words = "; ".join(f"{row} {in_words(values)}" for row, values in outcome.tuned.items())
-        Console().print(escape(f"Tuned values: {words}"), highlight=False)
+        for_people().print(escape(f"Tuned values: {words}"))
     _tell_errors(outcome)
     each = ", each" if len(tables) > 1 else ""
     print_line(escape(f"tables: {outcome.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"))
@@ -281,9 +275,7 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     print_line(f"report: {escape(str(page))}")
 
 
-def show_sweep(
-    root: Path, as_json: bool, errors: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
-) -> None:
+def show_sweep(root: Path, errors: Mapping[str, str] | None = None, **more: Any) -> None:
     """Tables and figures of a sweep's finished runs, written and printed."""
     from confed.report.tables.sweep import write_sweep
     from confed.results.sweep import read_sweep
@@ -294,15 +286,13 @@ def show_sweep(
     else:
         table, paths = write_sweep(root)
         result, tables = json.loads((root / "results.json").read_text(encoding="utf-8")), [table]
-    if as_json:
-        print_json(plain({"folder": str(root), **result, "errors": dict(errors or {}), **(more or {})}))
-        return
+    answer({"folder": str(root), **result, "errors": errors or {}, **more})
     print_tables(tables)
     files = ", ".join(str(path.relative_to(root)) for path in paths)
     print_line(f"written to {escape(str(root))}: {escape(files)}")
 
 
-def show_gates(study: Path, longer: Path | None, out: Path | None, as_json: bool) -> None:
+def show_gates(study: Path, longer: Path | None, out: Path | None) -> None:
     """Gates of a benchmark, judged by its study and by one with more rounds, written into ``out`` and printed."""
     from confed.federation.checkpoint import write_atomically
     from confed.studies.gates import GATES, judged
@@ -314,9 +304,7 @@ def show_gates(study: Path, longer: Path | None, out: Path | None, as_json: bool
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / GATES, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    if as_json:
-        print_json(content)
-        return
+    answer(content)
     title = f"{recipe.name}: whether differences between methods could show, {recipe.run.rounds} rounds"
     table = table_of("gate", "asked", "found", "", title=escape(title), title_justify="left")
     for gate in gates:
@@ -324,7 +312,7 @@ def show_gates(study: Path, longer: Path | None, out: Path | None, as_json: bool
         table.add_row(gate.key, escape(gate.asked), found, _VERDICTS[gate.passed])
     print_table(table)
     if out is not None:
-        say(escape(f"written: {out / GATES}"))
+        remark(escape(f"written: {out / GATES}"))
 
 
 def _of_models(root: Path, sweep: "Sweep") -> "tuple[dict[str, Any], list[Table], list[Path]]":
@@ -362,32 +350,29 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
 # Tuning: the results of a folder's configurations ------------------------------------------------------------------
 
 
-def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, as_json: bool, **terms: Any) -> None:
+def tune_rows(recipe: "Recipe", folder: Path, workers: int | None, **terms: Any) -> None:
     """Tuning of a recipe's rows on these terms; what was chosen is shown."""
     from confed.studies.tune import tune
 
     count = workers if workers is not None else default_workers(recipe)
-    with showing(folder, as_json) as display:
+    with showing(folder) as display:
         rows = tune(recipe, folder, workers=count, progress=display, **terms)
-    show_tuning(folder, rows, as_json)
+    show_tuning(folder, rows)
     if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in rows):
         raise typer.Exit(FAILED)
 
 
-def show_tuning(folder: Path, rows: "Sequence[TunedRow]", as_json: bool) -> None:
+def show_tuning(folder: Path, rows: "Sequence[TunedRow]") -> None:
     """What was chosen for each row, printed."""
-    if as_json:
-        methods = [{**asdict(tuned), "lead": tuned.lead} for tuned in rows]
-        print_json(plain({"folder": str(folder), "methods": methods}))
-    else:
-        print_table(_tuning_table(rows))
-        for tuned in rows:
-            if tuned.lead:
-                print_line(escape(f"{tuned.label}: {tuned.lead}"))
-        for tuned in rows:
-            if tuned.error:
-                print_line(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}")
-        print_line(escape(f"written: {folder}/tuned.toml, scores.csv"))
+    answer({"folder": str(folder), "methods": [{**asdict(tuned), "lead": tuned.lead} for tuned in rows]})
+    print_table(_tuning_table(rows))
+    for tuned in rows:
+        if tuned.lead:
+            print_line(escape(f"{tuned.label}: {tuned.lead}"))
+    for tuned in rows:
+        if tuned.error:
+            print_line(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}")
+    print_line(escape(f"written: {folder}/tuned.toml, scores.csv"))
 
 
 def _tuning_table(rows: "Sequence[TunedRow]") -> "RichTable":
