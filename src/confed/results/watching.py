@@ -16,8 +16,7 @@ from confed.system.folder_lock import holder_of
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 """Not begun; a process is at work; none is; an error was written down; there is a result."""
 
-ERROR = "error.txt"
-"""What went wrong in a run of a study."""
+ERROR = "error.txt"  # what went wrong in a run of a study
 
 
 @dataclass(frozen=True)

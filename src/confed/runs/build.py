@@ -76,10 +76,8 @@ from confed.runs.encode import (
 )
 from confed.system.collector import collector_at_rest
 
-Owned = tuple[str, ...] | Mapping[str, tuple[str, ...]]
-"""Modalities of all clients, or of each."""
-EVERYONE = "everyone"
-"""The one member that holds all data in a centralised run."""
+Owned = tuple[str, ...] | Mapping[str, tuple[str, ...]]  # modalities of all clients, or of each
+EVERYONE = "everyone"  # the one member that holds all data in a centralised run
 
 
 def load_data(recipe: Recipe) -> RunData:

@@ -42,11 +42,8 @@ from confed.results.views import OF_EVALUATED
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 
-_ROWS = 4096
-"""Examples whose answers are scored at a time."""
-
-Rows = Mapping[str, Mapping[str, Tensor]]
-"""Control, or place -> tensors with a row per example."""
+_ROWS = 4096  # examples whose answers are scored at a time
+Rows = Mapping[str, Mapping[str, Tensor]]  # control, or place -> tensors with a row per example
 
 
 def summarise_controls(

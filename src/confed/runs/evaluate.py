@@ -28,11 +28,8 @@ from confed.runs.encode import RunData
 from confed.system import format as formats
 from confed.system.events import Progress, RunProgress, ignore
 
-MATRIX_LIMIT = 20
-"""Up to this many clients every personal model is tried on every client's data; beyond, at home only."""
-
-MOST = 1000
-"""Clients whose test examples are looked at; of more, so many that are spread evenly."""
+MATRIX_LIMIT = 20  # up to this many clients every personal model is tried on every client's data; beyond, at home only
+MOST = 1000  # clients whose test examples are looked at; of more, so many that are spread evenly
 
 CONTROLLED = 100
 """Places of a view on which models are tried with permuted and blank inputs; of more, so many that are spread evenly.
@@ -40,11 +37,8 @@ CONTROLLED = 100
 Each takes as long as the place's own examination, once per modality and once for blank pictures.
 """
 
-LISTED = 50
-"""Clients that a note names."""
-
-Set = tuple[str, ...]
-"""Modalities, in the fixed order."""
+LISTED = 50  # clients that a note names
+Set = tuple[str, ...]  # modalities, in the fixed order
 
 Key = tuple[str, str, str]
 """(view: "personal", "global" or "unseen"; the model's owner; the place whose data it is tried on)."""

@@ -36,8 +36,7 @@ KEPT = 4_000_000
 """Entries (examples times labels, over all views) up to which a run keeps the probabilities of its test examples."""
 
 
-TOGETHER = 30
-"""Labels, the most frequent ones, of which a run counts how often any two are on one example."""
+TOGETHER = 30  # labels, the most frequent ones, of which a run counts how often any two are on one example
 
 
 class PooledCounts:

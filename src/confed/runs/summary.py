@@ -33,8 +33,7 @@ from confed.system.packages import packages, version
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
-Sent = dict[str, dict[str, int]]
-"""Round -> client -> bytes."""
+Sent = dict[str, dict[str, int]]  # round -> client -> bytes
 
 # Epsilon of single examples where gradients are noised --------------------------------------------------------
 
@@ -71,8 +70,7 @@ def spent_on_examples(setup: Setup, asked: Sent, clients: Sequence[str]) -> dict
 
 Value = TypeVar("Value")
 
-LISTED = 1000
-"""Clients that a summary lists; of more, the first so many and how many there are besides."""
+LISTED = 1000  # clients that a summary lists; of more, the first so many and how many there are besides
 
 
 def versions() -> dict[str, str]:
@@ -180,8 +178,7 @@ def _present(**entries: Any) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
-Views = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""View -> place -> metric -> value."""
+Views = Mapping[str, Mapping[str, Mapping[str, float]]]  # view -> place -> metric -> value
 
 
 def _results(

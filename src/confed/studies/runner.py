@@ -21,8 +21,7 @@ from confed.studies.study import Job, StudyFolder, begun, differing, read_study
 from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Note, Progress, ignore, of_job
 from confed.system.folder_lock import Occupied, exclusive, without_lock
 
-ERROR = "error.txt"
-"""In the folder of a run that went wrong: the error in one line, then the traceback."""
+ERROR = "error.txt"  # in the folder of a run that went wrong: the error in one line, then the traceback
 
 
 @dataclass

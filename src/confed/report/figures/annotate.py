@@ -13,15 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 
-NAMES_AT = 1.04
-"""Where names at the right edge begin, as a share of the width of the axes."""
-
-Box = tuple[float, float, float, float]
-"""Left, bottom, right, top."""
+NAMES_AT = 1.04  # where names at the right edge begin, as a share of the width of the axes
+Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
-End = tuple[SeriesStyle, float, float]
-"""How a line or point looks, and where it ends."""
+End = tuple[SeriesStyle, float, float]  # how a line or point looks, and where it ends
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

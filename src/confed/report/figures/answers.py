@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-PLACES, ANSWERS, COLUMNS = 12, 14, 4
-"""Panels; answers per panel; panels side by side."""
+PLACES, ANSWERS, COLUMNS = 12, 14, 4  # panels; answers per panel; panels side by side
 
 CLIENTS = 24
 """Clients of a dataset that are looked at; users may be tens of thousands, whose examples are made when asked for."""

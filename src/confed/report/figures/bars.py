@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 MANY_CLIENTS = 12
-MANY_METHODS = 6
-"""With more methods than this clients are shown as rows of points, not as groups of bars."""
+MANY_METHODS = 6  # with more methods than this clients are shown as rows of points, not as groups of bars
 
 Values = Sequence[tuple[SeriesStyle, Sequence[Mapping[str, float]]]]
 """How something looks, and for each seed client -> value."""

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 
 MANY_CLIENTS = 12
-MANY_METHODS = 6
-"""With more methods than this there are no bands around lines, which would hide one another."""
+MANY_METHODS = 6  # with more methods than this there are no bands around lines, which would hide one another
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Palette = Callable[[str], str]
-"""Name of a colour -> what matplotlib gets for it."""
+Palette = Callable[[str], str]  # name of a colour -> what matplotlib gets for it
 
 HUES = 10
 
-LETTERS, TITLE = 9.5, 10.5
-"""Sizes of letters and of titles, in points; on paper a page shows them at 0.96 of that."""
-
-SHRUNK = 0.68
-"""Inches on paper and in files per inch of a drawing."""
+LETTERS, TITLE = 9.5, 10.5  # sizes of letters and of titles, in points; on paper a page shows them at 0.96 of that
+SHRUNK = 0.68  # inches on paper and in files per inch of a drawing
 
 _MARKERS: Mapping[str, str] = {
     "o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "p": "⬟", "<": "◀", ">": "▶", "*": "★",
@@ -73,20 +69,13 @@ GLOBAL = SeriesStyle("global model", "m2", marker="s")
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing that can be written in several formats.
+    """A drawing that can be written in several formats."""
 
-    Attributes:
-        name: keeps the ids of several drawings on a page apart.
-        width: in inches before :data:`SHRUNK`; a page shows 10.4 as its full width.
-        draw: puts it onto a figure with colours from a palette.
-        shaded: whether it has a scale of colours, of which a small palette would spoil some.
-    """
-
-    name: str
-    width: float
+    name: str  # keeps the ids of several drawings on a page apart
+    width: float  # in inches before `SHRUNK`; a page shows 10.4 as its full width
     height: float
-    draw: "Callable[[Figure, Palette], None]"
-    shaded: bool = False
+    draw: "Callable[[Figure, Palette], None]"  # puts it onto a figure with colours from a palette
+    shaded: bool = False  # whether it has a scale of colours, of which a small palette would spoil some
 
     def inline(self) -> str:
         """The drawing as an element of a page, with the page's colours and font, and with its values for the page."""

@@ -24,14 +24,12 @@ __all__ = [
     "legend", "listed", "listing", "paragraph", "tiles",
 ]  # fmt: skip
 
-MOST_TABS = 32
-"""More panels than this are folded one below the other."""
+MOST_TABS = 32  # more panels than this are folded one below the other
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """What a browser may do with a page (Content Security Policy), but for its script."""
 
-LEAST_RANGE = 0.05
-"""Shades reach over at least this range, so that tiny differences look tiny."""
+LEAST_RANGE = 0.05  # shades reach over at least this range, so that tiny differences look tiny
 
 
 @cache

@@ -102,11 +102,8 @@ def _used(run: RunResults) -> bool:
 NOT_ENDED = "<p>No run has come to its end, so there are no test results yet.</p>"
 
 MANY_PLACES = 24
-MANY_METHODS = 8
-"""With more methods than this tables have a row per method, not a column."""
-
-HALF = 5.2
-"""Width in inches of a drawing that leaves room for text beside it."""
+MANY_METHODS = 8  # with more methods than this tables have a row per method, not a column
+HALF = 5.2  # width in inches of a drawing that leaves room for text beside it
 
 
 def labelled(study: StudyResults) -> bool:

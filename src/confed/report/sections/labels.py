@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 # Figures ------------------------------------------------------------------------------------------------------
 
-NAMED = 100
-"""Up to this many labels each has a point and a name; of more, groups of neighbours have."""
+NAMED = 100  # up to this many labels each has a point and a name; of more, groups of neighbours have
 
 GROUPS = 40
 
@@ -194,8 +193,7 @@ def _short(name: str) -> str:
 
 # Sections -----------------------------------------------------------------------------------------------------
 
-LISTED = 200
-"""Up to this many labels are listed one by one."""
+LISTED = 200  # up to this many labels are listed one by one
 
 GLOSSARY: Mapping[str, str] = {
     "label": "Something that an example may have or lack, such as a thing in a picture; it may have any number.",

@@ -19,8 +19,7 @@ from confed.results.runs import StudyResults
 from confed.results.summary import number
 from confed.results.views import TESTED, View
 
-SIGN = "†"
-"""Behind the means of models that do not beat their controls."""
+SIGN = "†"  # behind the means of models that do not beat their controls
 
 MEANING = (
     f"{SIGN} Not shown to use its input: not better by more than chance than with permuted pictures (one-sided "

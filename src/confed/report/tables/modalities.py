@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FILE = "modalities"
-"""Name of the table's files, without an ending."""
-
-DARK = 0.55
-"""Shades from here on have white figures."""
+FILE = "modalities"  # name of the table's files, without an ending
+DARK = 0.55  # shades from here on have white figures
 
 
 class Row(NamedTuple):

@@ -55,17 +55,10 @@ from confed.results.summary import average, deployed_note, personal_note
 from confed.results.views import View
 from confed.system import format as formats
 
-OVERALL = "overall"
-"""The measure over all types of question; the others are the types' names."""
-
-ALL_PAIRS_UP_TO = 6
-"""With more methods than this, pairs are those with a reference only."""
-
-FEW_TYPES = 4
-"""With more types of question than this their tables are left to the files and the page."""
-
-Cells = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""Method -> model -> seed -> value."""
+OVERALL = "overall"  # the measure over all types of question; the others are the types' names
+ALL_PAIRS_UP_TO = 6  # with more methods than this, pairs are those with a reference only
+FEW_TYPES = 4  # with more types of question than this their tables are left to the files and the page
+Cells = Mapping[str, Mapping[str, Mapping[int, float]]]  # method -> model -> seed -> value
 
 # Studies of several models ------------------------------------------------------------------------------------
 
