@@ -29,7 +29,7 @@ from confed.results.records import OUTCOMES, record_of
 from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.runs.build import prepare
-from confed.runs.pooled_metrics import PooledCounts
+from confed.runs.evaluate import PooledCounts
 from confed.runs.run import run
 from confed.studies.tune import validation_scores
 from tiny_runs import stop_in_round

@@ -267,7 +267,7 @@ class Summary:
     # Labels ---------------------------------------------------------------------------------------------------
 
     labelled = _entry("multilabel", mapping)
-    """Results of multi-label data (:mod:`confed.runs.pooled_metrics`); empty for other data."""
+    """Results of multi-label data (:mod:`confed.runs.evaluate`); empty for other data."""
 
     @property
     def is_labelled(self) -> bool:

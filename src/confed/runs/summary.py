@@ -23,11 +23,9 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.results.stored import TRAINING, Records
 from confed.results.summary import EXAMPLE_PRIVACY, WORST, average
 from confed.results.views import OF_EVALUATED, TESTED, View
-from confed.runs.controls import summarise_controls
 from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
-from confed.runs.evaluate import Examination
-from confed.runs.pooled_metrics import summarise_labels
+from confed.runs.evaluate import Examination, summarise_controls, summarise_labels
 from confed.runs.privacy_spent import spent_on_records, summary_of
 from confed.system.packages import packages, version
 from confed.system.processor import machine

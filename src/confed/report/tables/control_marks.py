@@ -1,6 +1,6 @@
 """Marks of models that do not beat their control conditions, and a table of these.
 
-What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.controls`), which
+What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.evaluate`), which
 :func:`confed.metrics.controls.verdict` decided; of several seeds at least half must have failed.
 """
 

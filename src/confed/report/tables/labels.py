@@ -1,6 +1,6 @@
 """Tables of multi-label runs: means over labels and overall, of global and personal models.
 
-Values are those of all test examples of a view together (:mod:`confed.runs.pooled_metrics`), mean and standard
+Values are those of all test examples of a view together (:mod:`confed.runs.evaluate`), mean and standard
 deviation over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen
 places where clients have no test examples, or the clients' own models where a method gives nothing else.
 """
