@@ -27,7 +27,7 @@ from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.curves import judged_curves
 from confed.report.report import write_report
-from confed.report.tables.headline import results_table
+from confed.report.tables.methods import results_table
 from confed.report.tables.table import to_markdown
 from confed.results.history import evaluations
 from confed.results.runs import load

@@ -21,9 +21,7 @@ from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare, compare_runs
 from confed.report.tables.cells import best_marks, bold_note
 from confed.report.tables.columns import COLUMNS, Context, MethodRow, bytes_up, columns_of, method_row
-from confed.report.tables.cost import by_backbone
-from confed.report.tables.headline import results_table, study_table
-from confed.report.tables.paper import paper_table
+from confed.report.tables.methods import by_backbone, paper_table, results_table, study_table
 from confed.report.tables.relative import (
     improvement,
     improvement_cell,

@@ -18,8 +18,8 @@ from confed.cli.study import finish
 from confed.data.examples import FederatedDataset
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
+from confed.report.tables.methods import paper_table
 from confed.report.tables.models import model_studies, model_tables, pairs_of, write_models
-from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import write_sweep
 from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order

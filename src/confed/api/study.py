@@ -159,7 +159,7 @@ class Study(Trackable):
             >>> list(confed.load_study("runs/study").table.index)
             ['Local only', 'FedAvg']
         """
-        from confed.report.tables.headline import table_of
+        from confed.report.tables.methods import table_of
 
         return table_of(self._record).frame()
 

@@ -452,7 +452,7 @@ def print_line(markup: str) -> None:
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], **more: Any) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON, with ``more``."""
     from confed.api.run import write_folder_report
-    from confed.report.tables.headline import study_table
+    from confed.report.tables.methods import study_table
 
     page = write_folder_report(folder)
     answer({"folder": str(folder), "report": str(page), "runs": summaries, **more})

@@ -216,8 +216,7 @@ def _models(folder: Path) -> dict[str, str]:
 
 def _by_backbone(studies: "Sequence[StudyResults]", headline: str) -> "Table | None":
     """Tables of several studies as one: one backbone for each study, and the same clients for all."""
-    from confed.report.tables.cost import backbone, by_backbone
-    from confed.report.tables.paper import paper_table
+    from confed.report.tables.methods import backbone, by_backbone, paper_table
     from confed.results.runs import with_deployed_of
 
     studies = [replace(study, runs=tuple(with_deployed_of(study.runs, headline))) for study in studies]
@@ -228,7 +227,7 @@ def _by_backbone(studies: "Sequence[StudyResults]", headline: str) -> "Table | N
 
 def _by_model(folders: Sequence[Path], studies: "Sequence[StudyResults]", headline: str) -> "ModelStudies | None":
     """A folder of several models, or several studies with one model each."""
-    from confed.report.tables.cost import backbone
+    from confed.report.tables.methods import backbone
     from confed.report.tables.models import load_models, model_studies
 
     if len(folders) == 1 and (models := _models(folders[0])):

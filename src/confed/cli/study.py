@@ -247,7 +247,7 @@ def _present(sweep: "Sweep", methods: set[str]) -> tuple[str, ...] | None:
 def _show_study(outcome: "Outcome", judged: Judged, more: Mapping[str, Any]) -> None:
     """Tables of a study that grows, written and printed, and its report."""
     from confed.api.study import write_study_files
-    from confed.report.tables.paper import main_tables
+    from confed.report.tables.methods import main_tables
     from confed.results.runs import load
     from confed.studies.tuned import in_words
 

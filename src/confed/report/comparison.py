@@ -25,7 +25,7 @@ from confed.comparison.verdict import compare as compare_records
 from confed.metrics.statistics import Bootstrap, Swap, smallest_p
 from confed.report.tables.control_marks import MEANING, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
-from confed.report.tables.labels import without_positives
+from confed.report.tables.methods import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.metric import metric_note, metric_of

@@ -16,10 +16,8 @@ from confed.report.html.page import Tabs
 from confed.report.section import Kind, Section
 from confed.report.tables import control_marks, modalities
 from confed.report.tables.cells import percent_cell
-from confed.report.tables.cost import cost_table, cost_to_target_table
-from confed.report.tables.headline import table_of
+from confed.report.tables.methods import cost_table, cost_to_target_table, paper_table, table_of
 from confed.report.tables.models import means_by_type
-from confed.report.tables.paper import paper_table
 from confed.report.tables.relative import BySeed, by_seed, hurting
 from confed.report.tables.table import Cell, Column, Table, pivot, to_html, wide_html
 from confed.results.history import judged, judged_words, no_global, nobody_has_own

@@ -25,7 +25,7 @@ from confed.report.html.page import Tabs
 from confed.report.section import Kind, Section
 from confed.report.sections.general import NOT_ENDED, labelled, tiles_of
 from confed.report.tables.cells import finished, percent_cell
-from confed.report.tables.labels import label_tables
+from confed.report.tables.methods import label_tables
 from confed.report.tables.table import Cell, Column, pivot, to_html, wide_html
 from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary, average, mapping, number

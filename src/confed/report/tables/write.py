@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
-from confed.report.tables.labels import label_tables
-from confed.report.tables.paper import labelled_rows, paper_table
+from confed.report.tables.methods import label_tables, labelled_rows, paper_table
 from confed.report.tables.table import in_files
 from confed.results.runs import load
 
