@@ -12,7 +12,7 @@ from scipy import stats
 
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
-from confed.report.figures.curves import judged_curves
+from confed.report.figures.results import judged_curves
 from confed.report.html.page import Tabs
 from confed.report.report import render, save_figures
 from confed.report.sections.general import learning, matrices, question_types

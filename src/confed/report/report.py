@@ -13,7 +13,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.report import section
 from confed.report.comparison import compare_runs, verdict
-from confed.report.figures.bars import further_bars
+from confed.report.figures.results import further_bars
 from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.html.page import listed

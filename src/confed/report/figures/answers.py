@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, style_axes
-from confed.report.figures.values import name_positions
+from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, name_positions, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from confed.metrics.fairness import Clients, across_clients
 from confed.report.comparison import Comparison
-from confed.report.figures import bars as plots
-from confed.report.figures import curves as lines
+from confed.report.figures import results as plots
 from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
 from confed.report.html import page
 from confed.report.html.gallery import gallery
@@ -188,20 +187,20 @@ def results(study: StudyResults, tabs: Tabs) -> str:
 
 def learning(study: StudyResults) -> str:
     """Learning curves: means over clients, and every client."""
-    drawing = lines.curves(study)
+    drawing = plots.curves(study)
     if not drawing:
         return ""
     several = len(study.seeds) > 1
     over = "mean over places"
     if labelled(study):
         over = "of all clients' examples together, and the mean over unseen places"
-    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
+    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= plots.MANY_METHODS else ""
     caption = (
         f"Results on validation data after each round (unseen places have none: on their test data), {over}; round 0 "
         "is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
     caption += " Rows have several tasks, whose training losses have no common scale." if len(tasks(study)) > 1 else ""
-    each = inline(lines.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
+    each = inline(plots.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
     if not study.single and each:
         each = page.details("Client by client", each)
     return legend(study) + inline(drawing, caption) + each
@@ -321,7 +320,7 @@ def cost(study: StudyResults) -> str:
     saved = page.paragraph(sentence) if (sentence := features_saved(study)) else ""
     html = wide_html(table) + saved
     drawing = inline(
-        lines.spending(study),
+        plots.spending(study),
         f"Mean result of the {judged_words(study)} models on validation data, against everything sent until then and "
         "against the time of training until then (without evaluation, with whatever else the machine was doing); one "
         "point per evaluated round."
@@ -504,7 +503,7 @@ SECTIONS = (
             {"personal-against-unseen": plots.trade_off}),
     Section("significance", "Differences between methods", 20, lambda page: significance(page.comparison, page.tabs)),
     Section("learning", "Learning curves", 30, lambda page: learning(page.study),
-            figures={"accuracy-by-round": lines.curves, "convergence": lines.convergence}),
+            figures={"accuracy-by-round": plots.curves, "convergence": plots.convergence}),
     Section("clients", "Clients", 40, lambda page: clients(page.study), figures={"clients": plots.bars}),
     Section("matrix", "Each model on each client's data", 50, lambda page: matrices(page.study, page.tabs)),
     Section("controls", "Whether models use their input", 60, lambda page: control_marks.section(page.study)),
@@ -513,7 +512,7 @@ SECTIONS = (
     Section("types", "Types of question", 100, lambda page: question_types(page.study, page.tabs)),
     Section("calibration", "Calibration", 110, lambda page: calibration(page.study)),
     Section("cost", "Cost", 120, lambda page: cost(page.study),
-            figures={"accuracy-by-traffic-and-time": lines.spending}),
+            figures={"accuracy-by-traffic-and-time": plots.spending}),
     Section("gallery", "Sample answers", 190,
             lambda page: samples(page.study, gallery(page.study, page.tabs, page.store)), unlabelled),
     Section("notes", "Errors and notes", 210, lambda page: errors(page.study)),

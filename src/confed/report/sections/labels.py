@@ -14,11 +14,11 @@ from confed.report.figures.style import (
     SeriesStyle,
     add_colour_bar,
     add_legend,
+    name_positions,
     plain_log_scale,
     series_styles,
     style_axes,
 )
-from confed.report.figures.values import name_positions
 from confed.report.html import page
 from confed.report.html.gallery import gallery
 from confed.report.html.page import Tabs

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 from confed.comparison.paired import Difference, against, corrected
 from confed.metrics.statistics import mean
 from confed.report.comparison import Comparison, compare_runs
-from confed.report.figures.annotate import End, at_ends
-from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
+from confed.report.figures.style import (
+    HUES,
+    Drawing,
+    End,
+    Palette,
+    SeriesStyle,
+    at_ends,
+    line_style,
+    series_styles,
+    style_axes,
+)
 from confed.report.tables.cells import signed
 from confed.report.tables.columns import Context, MethodRow, columns_of
 from confed.report.tables.control_marks import SIGN
