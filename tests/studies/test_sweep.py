@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from scipy import stats
 
 from command_line import Capture, Patch, confed, refusal, refused
-from confed.cli.study import finish
+from confed.cli.grids import finish
 from confed.data.examples import FederatedDataset
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare

@@ -136,12 +136,6 @@ WITHOUT_JSON = (
 )  # fmt: skip
 """Commands without ``--json``: they print no result but sentences."""
 
-Unsigned = Annotated[bool, option("Skip the check of the coordinator's signature.", "--unsigned")]
-Site = Annotated[str, option("Name of this site, a client of the data.")]
-SiteKey = Annotated[Path, option("This site's private key.")]
-Private = Annotated[Path, option("Folder for what must not leave this machine.")]
-SiteData = Annotated[list[str] | None, option("key=value for [data], such as root=DIR; repeatable.")]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: errors become one line on standard error, warnings a line each; ends with a SystemExit."""

@@ -17,11 +17,6 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
-    Private,
-    Site,
-    SiteData,
-    SiteKey,
-    Unsigned,
     answer,
     app,
     argument,
@@ -36,6 +31,7 @@ from confed.cli.app import (
     show,
     tell_asks,
 )
+from confed.cli.options import Private, Site, SiteData, SiteKey, Unsigned
 from confed.deployment.roles import Action, Role, described
 
 if TYPE_CHECKING:

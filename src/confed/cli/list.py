@@ -19,11 +19,6 @@ from rich.padding import Padding
 
 from confed.cli.app import (
     FAILED,
-    Private,
-    Site,
-    SiteData,
-    SiteKey,
-    Unsigned,
     answer,
     app,
     argument,
@@ -32,6 +27,7 @@ from confed.cli.app import (
     table_of,
 )
 from confed.cli.completion import complete_anything, complete_kind, complete_task
+from confed.cli.options import Private, Site, SiteData, SiteKey, Unsigned
 from confed.system.packages import for_this_installation
 from confed.system.release import DISTRIBUTION, VERSION
 

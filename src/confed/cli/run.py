@@ -27,20 +27,8 @@ from confed.cli.app import (
     table_of,
     tell_asks,
 )
-from confed.cli.cells import compute_cell
 from confed.cli.completion import complete_folder
-from confed.cli.plan import rows_of_study, show_plan
-from confed.cli.study import (
-    Methods,
-    Overrides,
-    Plan,
-    RecipeName,
-    Workers,
-    finish,
-    show_sweep,
-    show_tuning,
-    tell_account,
-)
+from confed.cli.options import Methods, Overrides, Plan, RecipeName, Workers
 from confed.system.collector import collector_at_rest
 from confed.system.format import duration
 from confed.tracking.backends import BACKENDS
@@ -101,6 +89,7 @@ def run(
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
     with collector_at_rest():
+        from confed.cli.grids import finish, rows_of_study, show_plan, tell_account
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
         from confed.studies.runner import run_single
@@ -149,6 +138,8 @@ def resume(
     --cell array. Its exit codes: 0 done, 75 stopped before the end (SIGUSR1) and to be started again, 143 asked to end
     (SIGTERM).
     """
+    from confed.cli.grids import compute_cell, finish
+
     if cell:
         compute_cell(folder, cell, grace)
     else:
@@ -162,6 +153,7 @@ def report(
     methods: Annotated[str | None, option("With --figures: only these rows, a,b,c.")] = None,
 ) -> None:
     """Write report.html again and show the table."""
+    from confed.cli.tables import show_sweep, show_tuning
     from confed.report.report import save_figures
     from confed.results.folder import kind_of, run_folders
     from confed.results.runs import load
