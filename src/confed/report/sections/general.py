@@ -231,20 +231,14 @@ def _whose(study: StudyResults, on: str = "") -> str:
 
 def matrices(study: StudyResults, tabs: Tabs) -> str:
     """Every personal model on every test set, one tab per method."""
-    panels: list[tuple[str, str]] = []
-    for method in study.methods:
-        matrix = _matrix(study, method)
-        if matrix:
-            panels.append((study.labels[method], matrix))
-    if not panels:
-        return ""
+    panels = [(study.labels[method], matrix) for method in study.methods if (matrix := _matrix(study, method))]
     text = (
         "Row: whose model. Column: whose test data (%); shades compare the models on one column's data. "
         "Framed: a client's model at home. A row that is dark only in its frame belongs to a specialist."
     )
     # One tab on its own shows no title.
     whose = f" All models are those of {panels[0][0]}." if len(panels) == 1 and not study.single else ""
-    return page.paragraph(text + whose, "muted") + tabs(panels)
+    return tabs(panels, about=text + whose)
 
 
 Rows = list[tuple[str, list[float | None]]]
@@ -263,12 +257,10 @@ def question_types(study: StudyResults, tabs: Tabs) -> str:
         if kinds:
             title = view.words if view is View.DEPLOYED else view.heading
             panels.append((title, _types(study, view, by_method, {kind: names.get(kind, kind) for kind in kinds})))
-    if not panels:
-        return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
     of = "kind of example" if labelled(study) else "type of question"
     text = f"Test {metric_of(study.runs)} in % per {of}, mean over {over} where the {of.split(maxsplit=1)[0]} occurs."
-    return page.paragraph(text, "muted") + tabs(panels)
+    return tabs(panels, about=text)
 
 
 def _types(

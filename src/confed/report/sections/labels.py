@@ -268,15 +268,12 @@ def pairs(study: StudyResults, tabs: Tabs) -> str:
         if matrix is not None:
             drawing = co_occurrence_figure(label, matrix, f"together {study.recipe} {method}")
             panels.append((label, page.figure(drawing.inline(), _difference(matrix))))
-    if not panels:
-        return ""
     text = (
         "Of the test examples that have the row's label, the share that has the column's too; on the right the same of "
         "predicted labels. Where the two look alike, the model has learned which labels go together. Grey: the "
         "diagonal, and rows of labels that are never predicted."
     )
-    text += " Of the first seed." if len(study.seeds) > 1 else ""
-    return page.paragraph(text, "muted") + tabs(panels)
+    return tabs(panels, about=text + (" Of the first seed." if len(study.seeds) > 1 else ""))
 
 
 def _places(study: StudyResults) -> str:
