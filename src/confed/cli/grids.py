@@ -185,8 +185,7 @@ def _judged(study: StudyFolder) -> Judged:
 def _finish_sweep(root: Path, execute: Execute, more: Mapping[str, Any]) -> None:
     """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.cli.tables import show_gates, show_sweep
-    from confed.report.report import write_report
-    from confed.report.tables.write import write_tables
+    from confed.report.report import write_report, write_tables
 
     sweep = read_sweep(root)
     outcomes: dict[str, Outcome] = {}

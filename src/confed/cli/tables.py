@@ -11,7 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from confed.api.study import write_files, write_study_files
+from confed.api.study import write_study_files
 from confed.cli.app import (
     answer,
     complain,
@@ -43,7 +43,7 @@ from confed.report.tables.models import (
 )
 from confed.report.tables.models import files as model_files
 from confed.report.tables.sweep import write_sweep
-from confed.report.tables.table import Table, in_files
+from confed.report.tables.table import Table, in_files, write_files
 from confed.results.folder import kind_of
 from confed.results.records import record_of
 from confed.results.runs import StudyResults, load, with_deployed_of
@@ -99,9 +99,9 @@ def _compare_folders(
     if out is not None:
         texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
         texts |= {} if several is None else model_files(several, references or None)
-        write_files(texts, out)
+        write_files(out, texts)
         if relative_rows is not None:
-            write_files(comparison.relative_files(judged.relative), out)
+            write_files(out, comparison.relative_files(judged.relative))
         more = "" if backbones is None else ", backbones.md, .csv and .tex"
         more += "" if several is None else ", models.md, .csv and .tex"
         more += "" if relative_rows is None else ", relative.md, .csv, .tex, .png and .svg"

@@ -46,8 +46,8 @@ from confed.report.tables.table import (
     to_latex,
     to_markdown,
     wide_html,
+    write_files,
 )
-from confed.report.tables.write import write_files
 from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.records import MEANS_OF_VIEWS, Further, further_of, record_of
 from confed.results.runs import RunResults, StudyResults, load, with_deployed_of

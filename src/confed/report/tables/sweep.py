@@ -28,8 +28,7 @@ from confed.report.tables.columns import Context, MethodRow, columns_of
 from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import GAP, Line, both_tests
 from confed.report.tables.relative import BySeed, improvement_cell, mean_improvement, no_mean
-from confed.report.tables.table import Cell, Column, Table, in_files, pivot
-from confed.report.tables.write import write_files
+from confed.report.tables.table import Cell, Column, Table, in_files, pivot, write_files
 from confed.results.history import judged
 from confed.results.records import words_of
 from confed.results.runs import StudyResults, load

@@ -5,8 +5,10 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from confed.federation.checkpoint import write_atomically
 from confed.system import format as formats
 from confed.system.packages import pandas
 from confed.system.plain_text import cell_text, visible
@@ -150,6 +152,14 @@ def joined(title: str, tables: Mapping[str, Table]) -> Table:
 def in_files(name: str, table: Table) -> dict[str, str]:
     """Name of a file -> its content: the table in Markdown, CSV and LaTeX."""
     return {f"{name}.md": to_markdown(table), f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
+
+
+def write_files(folder: Path, files: Mapping[str, str] | Mapping[str, bytes]) -> list[Path]:
+    """Atomic export of files, by name, to a folder that is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(folder / name, content.encode() if isinstance(content, str) else content)
+    return [folder / name for name in files]
 
 
 def to_rich(table: Table) -> "RichTable":
