@@ -33,10 +33,11 @@ from confed.results.folder import kind_of
 from confed.results.settings import flat
 from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
+from confed.results.watching import error_of
 from confed.runs.run import needing_ray
 from confed.runs.summary import versions
 from confed.studies.pool import attempt
-from confed.studies.runner import error_of, in_one_line, leave_error, note_refusals
+from confed.studies.runner import in_one_line, leave_error, note_refusals
 from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
 from confed.system.folder_lock import exclusive, holder_of
