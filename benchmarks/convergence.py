@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confed.metrics.statistics import paired_t
-from confed.report.figures.curves import judged_curves
+from confed.report.figures.results import judged_curves
 from confed.results.history import Curve
 from confed.results.runs import load
 

@@ -43,7 +43,7 @@ def summary(probabilities: torch.Tensor, truth: torch.Tensor) -> dict[str, Any]:
     from confed.algorithms.fedavg import FedAvg
     from confed.data.examples import FederatedDataset
     from confed.runs.evaluate import Examination
-    from confed.runs.pooled_metrics import summarise_labels
+    from confed.runs.evaluate import summarise_labels
     from confed.tasks.multilabel import Multilabel
 
     labels = tuple(map(str, range(CLASSES)))

@@ -31,7 +31,7 @@ from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import RunSection
 from confed.report.tables.columns import Context, columns_of, method_row
 from confed.results.summary import Summary
-from confed.runs.checks import check_method, public_data
+from confed.runs.build import check_method, public_data
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyPromptModel, ToyTask, modal_clients, toy_clients, toy_setup
 from confed.testing.trial import run

@@ -27,7 +27,7 @@ from confed.privacy.accountant import epsilon
 from confed.privacy.examples import ExamplePrivacy
 from confed.recipes.recipe import load_recipe
 from confed.report.report import write_report
-from confed.runs.checks import check_local
+from confed.runs.build import check_local
 from confed.runs.run import prepare
 from confed.runs.run import run as run_recipe
 from confed.testing.toy import ToyTask, toy_clients, toy_setup

@@ -35,7 +35,7 @@ CALLED = {
 }
 """Command and its option -> the argument, where that has another name."""
 
-PRINTS = {"as_json": "Python returns objects", "plan": "it only prints"}
+PRINTS = {"plan": "it only prints"}
 OF_COMMANDS: dict[str, dict[str, str]] = {
     "run": {"seed": "run.seed is a setting: seed=1"},
     "resume": {"folder": "self", "cell": "a scheduler starts processes", "grace": "of a scheduler's signal"},

@@ -23,8 +23,7 @@ from confed.data.regions import HeldRegions
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
 from confed.report.tables.cells import left_out_note
-from confed.report.tables.headline import table_of
-from confed.report.tables.paper import paper_table
+from confed.report.tables.methods import paper_table, table_of
 from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.results.summary import Summary

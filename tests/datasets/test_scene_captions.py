@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from confed.cli import app
+from command import exit_code
 from confed.data.caption_batches import MixedData, groups
 from confed.data.examples import Examples, FederatedDataset, Turn
 from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
@@ -244,13 +243,10 @@ def materials_with(pieces: Path) -> Any:
     return load_run_data(json.dumps({"name": "scene_captions", **SMALL}), json.dumps(model), 0)
 
 
-def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path):
+def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     options = [f"data.{key}=4" for key in ("train", "test", "validation", "texts", "documents")]
     options += ["--size", "80", "--json"]
-    shown = CliRunner().invoke(
-        app, ["data", "prepare", "pieces", "captions_scenes", str(tmp_path / "p.model"), *options]
-    )
-    assert shown.exit_code == 0, shown.output
-    assert json.loads(shown.stdout)["pieces"] == 80
-    failed = CliRunner().invoke(app, ["data", "prepare", "pieces", "modalities", str(tmp_path / "q.model")])
-    assert "public texts, got none" in str(failed.exception) + failed.output
+    assert exit_code(["data", "prepare", "pieces", "captions_scenes", str(tmp_path / "p.model"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["pieces"] == 80
+    assert exit_code(["data", "prepare", "pieces", "modalities", str(tmp_path / "q.model")]) == 2
+    assert "public texts, got none" in " ".join(capsys.readouterr().err.split())

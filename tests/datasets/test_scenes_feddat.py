@@ -25,9 +25,9 @@ from confed.federation.local import Schedule
 from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.curves import judged_curves
+from confed.report.figures.results import judged_curves
 from confed.report.report import write_report
-from confed.report.tables.headline import results_table
+from confed.report.tables.methods import results_table
 from confed.report.tables.table import to_markdown
 from confed.results.history import evaluations
 from confed.results.runs import load

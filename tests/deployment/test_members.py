@@ -19,8 +19,7 @@ from confed.engines.remote.protocol import HELLO, Request, seal
 from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
 from confed.report.report import write_report
-from confed.report.tables.headline import results_table
-from confed.report.tables.paper import paper_table
+from confed.report.tables.methods import paper_table, results_table
 from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.system.events import Caution, Event, RunProgress

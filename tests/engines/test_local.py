@@ -42,7 +42,7 @@ from confed.federation.wire import encode
 from confed.models import create_model
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.recipes.run_section import RunSection
-from confed.report.tables.headline import table_of
+from confed.report.tables.methods import table_of
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.runs import load
 from confed.runs.run import prepare, run

@@ -20,7 +20,7 @@ from confed.federation.ownership import MODALITIES, modalities_of, owned, restri
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
 from confed.registry import algorithms
-from confed.runs.checks import check_whole
+from confed.runs.build import check_whole
 from confed.testing.toy import OWNED, modal_clients, toy_model, toy_setup
 from toy_runs import Listener, simulated
 

@@ -31,7 +31,7 @@ from confed.models.finetuning import Finetuning
 from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import Asynchronous, KeptFeatures, RunSection
 from confed.registry import algorithms
-from confed.runs.checks import warn_of_ignored
+from confed.runs.build import warn_of_ignored
 from confed.system import format as formats
 from confed.tasks.chat import Chat
 from confed.tasks.generation import Generation

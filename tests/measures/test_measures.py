@@ -21,8 +21,8 @@ from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
 from confed.report.report import render, save_figures
 from confed.report.tables.columns import Context, MethodRow, _caption_column, _recall_column, columns_of
+from confed.report.tables.methods import paper_table
 from confed.report.tables.models import model_studies, model_table, model_tables
-from confed.report.tables.paper import paper_table
 from confed.results.records import record_of
 from confed.results.runs import RunResults, load
 from confed.results.summary import Summary

@@ -20,9 +20,8 @@ from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare_runs
 from confed.report.report import render
 from confed.report.tables.control_marks import SIGN, controls_table
-from confed.report.tables.headline import results_table
+from confed.report.tables.methods import paper_table, results_table
 from confed.report.tables.models import model_studies, model_tables
-from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import Stage, sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.records import record_of

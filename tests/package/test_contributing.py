@@ -186,8 +186,7 @@ def test_the_focal_loss_is_what_its_formula_says(folder: Path) -> None:
 
 def test_a_declared_column_is_in_every_table_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     from confed.report.tables import columns
-    from confed.report.tables.headline import results_table
-    from confed.report.tables.paper import paper_table
+    from confed.report.tables.methods import paper_table, results_table
     from confed.results.runs import RunResults, StudyResults
     from confed.results.summary import Summary
 

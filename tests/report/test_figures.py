@@ -18,11 +18,9 @@ from PIL import Image
 
 from confed import registry
 from confed.cli.dataset_description import describe
-from confed.report.figures import bars as plots
-from confed.report.figures import curves as lines
-from confed.report.figures.annotate import at_points, spread
+from confed.report.figures import results as plots
 from confed.report.figures.answers import ANSWERS, answers_by_place, shared_by
-from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, line_style, series_styles
+from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, at_points, line_style, series_styles, spread
 from confed.report.report import save_figures
 from confed.results.history import seconds_until, validation_loss
 from confed.results.runs import RunResults, load
@@ -108,7 +106,7 @@ def test_looks_tell_fifteen_methods_apart(many: Path) -> None:
 
 def test_every_method_is_named_beside_its_line(many: Path) -> None:
     study = load(many)
-    drawing = lines.curves(study)
+    drawing = plots.curves(study)
     assert drawing is not None
     svg = drawing.inline()
     for label in study.labels.values():
@@ -136,7 +134,7 @@ def test_validation_loss_is_that_of_the_judged_models() -> None:
 def test_traffic_and_time_show_what_was_spent(study: Path) -> None:
     found = load(study)
     assert seconds_until(found.of("fedavg")[0]) == {n: 5.0 * n for n in range(7)}  # evaluation is not counted
-    drawing = lines.spending(found)
+    drawing = plots.spending(found)
     assert drawing is not None
     styles = {method: COLOURS[series.colour] for method, series in series_styles(found).items()}
     # Curves have a point per evaluated round, the leaders to their names have two.
@@ -205,7 +203,7 @@ def markers(svg: str) -> set[tuple[float, float]]:
 
 def test_curves_have_the_means_of_the_files_where_they_are_drawn(study: Path) -> None:
     found = load(study)
-    drawing = lines.curves(found)
+    drawing = plots.curves(found)
     assert drawing is not None
     svg = drawing.inline()
     by_title = {panel["title"]: panel for panel in panels(svg)}

@@ -19,11 +19,10 @@ from confed.federation.messages import Message
 from confed.federation.wire import encode
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare, compare_runs
+from confed.report.report import write_tables
 from confed.report.tables.cells import best_marks, bold_note
 from confed.report.tables.columns import COLUMNS, Context, MethodRow, bytes_up, columns_of, method_row
-from confed.report.tables.cost import by_backbone
-from confed.report.tables.headline import results_table, study_table
-from confed.report.tables.paper import paper_table
+from confed.report.tables.methods import by_backbone, paper_table, results_table, study_table
 from confed.report.tables.relative import (
     improvement,
     improvement_cell,
@@ -33,7 +32,6 @@ from confed.report.tables.relative import (
     relative_table,
 )
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
-from confed.report.tables.write import write_tables
 from confed.results.runs import StudyResults, load
 from confed.results.summary import Summary
 from confed.results.views import View

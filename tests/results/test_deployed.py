@@ -12,13 +12,11 @@ from scipy import stats
 
 from confed.recipes.recipe import load_recipe
 from confed.report.comparison import compare
-from confed.report.figures.curves import judged_curves
+from confed.report.figures.results import judged_curves
 from confed.report.html.page import Tabs
 from confed.report.report import render, save_figures
 from confed.report.sections.general import learning, matrices, question_types
-from confed.report.tables.cost import by_backbone
-from confed.report.tables.headline import study_table, table_of
-from confed.report.tables.paper import paper_table
+from confed.report.tables.methods import by_backbone, paper_table, study_table, table_of
 from confed.report.tables.table import to_csv
 from confed.results.history import evaluations, means
 from confed.results.runs import load

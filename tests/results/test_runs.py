@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import confed
 from confed.report.comparison import compare
-from confed.report.tables.cost import cost_to_target_table
+from confed.report.tables.methods import cost_to_target_table
 from confed.report.tables.sweep import write_sweep
 from confed.results import stored
 from confed.results.folder import kind_of, run_folders

@@ -15,10 +15,9 @@ from confed.federation.ownership import narrowed
 from confed.federation.params import named_tensors
 from confed.recipes.recipe import load_recipe
 from confed.report.html.page import Tabs
-from confed.report.report import render, save_figures
+from confed.report.report import render, save_figures, write_tables
 from confed.report.tables import modalities as modality_matrix
-from confed.report.tables.cost import cost_table
-from confed.report.tables.write import write_tables
+from confed.report.tables.methods import cost_table
 from confed.results.runs import load
 from confed.runs.build import prepare
 from confed.runs.evaluate import restriction, sets_at, sets_tried, widest

@@ -22,14 +22,12 @@ from confed.inference.evaluate import evaluate
 from confed.metrics.multilabel import flair_metrics, multilabel_metrics
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare_runs
-from confed.report.tables.headline import study_table
-from confed.report.tables.labels import label_tables
-from confed.report.tables.paper import main_tables
+from confed.report.tables.methods import label_tables, main_tables, study_table
 from confed.results.records import OUTCOMES, record_of
 from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.runs.build import prepare
-from confed.runs.pooled_metrics import PooledCounts
+from confed.runs.evaluate import PooledCounts
 from confed.runs.run import run
 from confed.studies.tune import validation_scores
 from tiny_runs import stop_in_round

@@ -35,7 +35,7 @@ from confed.models.pretrained import describe, published
 from confed.models.tokenizer import bert_tokenizer
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.checks import check_local
+from confed.runs.build import check_local
 from confed.runs.encode import tokenizer_options
 from confed.runs.run import load_run, prepare, run
 from confed.runs.samples import fill
@@ -250,7 +250,7 @@ def test_settings_of_local_training_that_a_method_cannot_have(method: Algorithm,
 
 
 def test_optimizer_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("confed.runs.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("confed.runs.build.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the library bitsandbytes: install confed with the extra 'quantised'"):
         prepare(_two_rounds("fedavg", "local.optimizer=adamw8bit"))
 

@@ -8,7 +8,7 @@ from command_line import Capture, Patch, confed
 
 pytest.importorskip("ray")
 
-from confed.cli.cells import with_address
+from confed.cli.grids import with_address
 from confed.studies import cells
 from confed.studies.cells import run_cell_on_ray, shares_folder
 from ray_scenarios import STUDY, scenario

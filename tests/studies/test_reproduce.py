@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import confed
 from command_line import Capture, Patch, refusal, refused
 from command_line import confed as command
-from confed.cli.compare import show_verdict
+from confed.cli.tables import show_verdict
 from confed.results.runs import RunResults, load
 from confed.results.sweep import MODELS, Point, Sweep, write_sweep_index
 from confed.studies.published import TABLE, Published, read_published, same, write_rows

@@ -180,7 +180,7 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
     # Both are tried again the next time, also by `resume`.
     monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
-    monkeypatch.setattr("confed.cli.study.default_workers", lambda recipe: 1)
+    monkeypatch.setattr("confed.cli.grids.default_workers", lambda recipe: 1)
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
     assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 from scipy import stats
 
 from command_line import Capture, Patch, confed, refusal, refused
-from confed.cli.study import finish
+from confed.cli.grids import finish
 from confed.data.examples import FederatedDataset
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
+from confed.report.tables.methods import paper_table
 from confed.report.tables.models import model_studies, model_tables, pairs_of, write_models
-from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import write_sweep
 from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order
@@ -468,7 +468,7 @@ def test_a_reference_that_did_not_finish_costs_no_table(
     for method in ("fedavg", "soft"):
         make_run(root / "narrow" / method / "seed-0", "fedavg", 0)
     monkeypatch.setattr("confed.report.report.write_report", lambda folder: None)
-    finish(root, 1, False)
+    finish(root, 1)
     assert "reference 'feddat' has no finished run" in capsys.readouterr().err
     assert (root / "models.md").is_file()
 

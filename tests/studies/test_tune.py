@@ -16,7 +16,7 @@ import torch
 
 from command_line import Capture, Patch, confed, refusal, refused
 from confed.algorithms.fedp3 import FedP3
-from confed.cli.study import tuned_values
+from confed.cli.grids import tuned_values
 from confed.data.examples import TableData
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.watching import states_of
@@ -163,7 +163,7 @@ def test_resume_goes_on_on_the_terms_of_the_folder(
     index = tmp_path / "fedavg/summary.json"
     content = json.loads(index.read_text())
     index.write_text(json.dumps({**content, "trials": content["trials"][:1]}))
-    monkeypatch.setattr("confed.cli.study.default_workers", lambda recipe: 1)
+    monkeypatch.setattr("confed.cli.grids.default_workers", lambda recipe: 1)
     assert confed("resume", tmp_path) == 0
     assert "Chosen on validation data" in capfd.readouterr().out
     assert _without_seconds(tmp_path) == whole

@@ -92,7 +92,7 @@ def write_folder_report(folder: Path) -> Path:
 
 def learning_curves(study: StudyResults) -> "Figure":
     """The curves of a report's page by round; a ValueError where fewer than two rounds are there to be drawn."""
-    from confed.report.figures.curves import curves
+    from confed.report.figures.results import curves
 
     drawing = curves(study)
     if drawing is None:

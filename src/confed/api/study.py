@@ -49,8 +49,8 @@ def write_study_files(
     fraction, and with the improvement of ``relative`` over each of them, client by client ("" for none).
     """
     from confed.report.comparison import compare
-    from confed.report.report import save_figures, write_report
-    from confed.report.tables.write import write_tables
+    from confed.report.report import save_figures, write_report, write_tables
+    from confed.report.tables.table import write_files
     from confed.results.runs import load
 
     complete_methods = {run.method for run in load(folder).runs if run.complete}
@@ -60,20 +60,13 @@ def write_study_files(
     figures = save_figures(folder)
     baseline = relative if relative in comparison.clients_of else ""
     if baseline:
-        write_files(comparison.relative_files(baseline), folder)
+        write_files(folder, comparison.relative_files(baseline))
         tables.append("relative")
     absent = {
         "reference": [name for name in references if name not in complete_methods],
         "relative": [relative] if relative and not baseline else [],
     }
     return StudyFiles(comparison, tables, figures, write_report(folder), baseline, absent)
-
-
-def write_files(files: Mapping[str, str] | Mapping[str, bytes], folder: Path) -> None:
-    """Write files, by name, into a folder that is made if it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 # A study as an object, and the function that makes one of a recipe --------------------------------------------
@@ -159,7 +152,7 @@ class Study(Trackable):
             >>> list(confed.load_study("runs/study").table.index)
             ['Local only', 'FedAvg']
         """
-        from confed.report.tables.headline import table_of
+        from confed.report.tables.methods import table_of
 
         return table_of(self._record).frame()
 

@@ -23,16 +23,17 @@ from typer.core import TyperOption
 
 from confed.data.preparation import shown
 from confed.registry import allow_code, allowing_code, grant
-from confed.system.events import Caution, Event, Note, Progress
+from confed.system.events import Caution, Event, Note, Progress, ignore
 from confed.system.packages import for_this_installation
 from confed.system.plain_text import visible
 
 _QUIET: list[bool] = []  # whether the command was given --quiet
+_JSON: list[bool] = []  # whether it was given --json
 _ALLOWED: list[str] = []  # what the command was given with --allow-code
 
 
 def shared_options() -> list[Any]:
-    """The options ``--allow-code``, ``--grant`` and ``--quiet`` of every verb."""
+    """The options ``--allow-code``, ``--grant`` and ``--quiet`` of every verb, and ``--json`` of most."""
 
     def allow(context: Any, option: Any, modules: Sequence[str]) -> None:
         _ALLOWED[:] = modules
@@ -44,18 +45,30 @@ def shared_options() -> list[Any]:
     def silence(context: Any, option: Any, wanted: bool) -> None:
         _QUIET[:] = [wanted]
 
+    def for_machines(context: Any, option: Any, wanted: bool) -> None:
+        _JSON[:] = [wanted]
+
     common: dict[str, Any] = {"expose_value": False, "hidden": True}
     several: dict[str, Any] = {**common, "multiple": True, "is_eager": True}
     return [
         TyperOption(param_decls=["--allow-code"], metavar="MODULE", callback=allow, **several),
         TyperOption(param_decls=["--grant"], metavar="network|disk", callback=permit, **several),
         TyperOption(param_decls=["--quiet", "-q"], is_flag=True, callback=silence, **common),
-    ]
+        TyperOption(
+            param_decls=["--json"], is_flag=True, callback=for_machines, expose_value=False,
+            help="Print JSON, and nothing else, to standard output.",
+        ),
+    ]  # fmt: skip
 
 
 def is_quiet() -> bool:
     """Whether the command prints no progress."""
     return any(_QUIET)
+
+
+def is_json() -> bool:
+    """Whether the command prints its result as JSON (:func:`answer`) and not for people."""
+    return any(_JSON)
 
 
 def allowed_modules() -> tuple[str, ...]:
@@ -107,14 +120,21 @@ app = typer.Typer(
 
 console = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
+
+def option(help: str, *names: str, **more: Any) -> Any:
+    """An option of a command, with its help."""
+    return typer.Option(*names, help=help, **more)
 
 
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="Skip the check of the coordinator's signature.")]
-Site = Annotated[str, typer.Option(help="Name of this site, a client of the data.")]
-SiteKey = Annotated[Path, typer.Option(help="This site's private key.")]
-Private = Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")]
-SiteData = Annotated[list[str] | None, typer.Option(help="key=value for [data], such as root=DIR; repeatable.")]
+def argument(help: str, **more: Any) -> Any:
+    """An argument of a command, with its help."""
+    return typer.Argument(help=help, **more)
+
+
+WITHOUT_JSON = (
+    "client", "sign", "key", "ca", "add", "revoke", "quarantine", "renew", "erase", "retain", "pass", "consent",
+)  # fmt: skip
+"""Commands without ``--json``: they print no result but sentences."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -177,6 +197,8 @@ def _code(given: Sequence[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         return _failure(error)
+    finally:
+        _JSON.clear()
 
 
 @contextmanager
@@ -226,8 +248,8 @@ def command_line() -> Any:
     """The command line, whose help is as short as it can be: options of every command stand in that of the root."""
     root: Any = typer.main.get_command(app)
     shared = shared_options()
-    for option in root.params:
-        option.hidden = option.name == "show_completion"
+    for parameter in root.params:
+        parameter.hidden = parameter.name == "show_completion"
     pending = [root]
     while pending:
         command = pending.pop()
@@ -238,7 +260,7 @@ def command_line() -> Any:
             for info in getattr(hints.get(parameter.name), "__metadata__", ()):
                 parameter.help = parameter.help or info.help
         if not groups:
-            command.params += shared
+            command.params += shared[: 3 if command.name in WITHOUT_JSON else 4]
             command.format_arguments = lambda context, formatter: None
             command.format_options = partial(_write_parameters, command)
     return root
@@ -299,6 +321,11 @@ def notes(of: str = "") -> Progress:
     return show
 
 
+def progress_notes() -> Progress:
+    """The same; nothing with ``--json``."""
+    return ignore if is_json() else notes()
+
+
 def tell_asks(recipe: "Recipe", source: str) -> None:
     """One line on what a recipe of the user's own asks for beyond its folder."""
     from confed.runs.grants import asks_of
@@ -308,15 +335,30 @@ def tell_asks(recipe: "Recipe", source: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
+    print(visible(json.dumps(plain(value), indent=1, ensure_ascii=False)))
 
 
-def tell(content: Any, text: str, as_json: bool) -> None:
-    """A result on standard output: as JSON, or in words."""
-    if as_json:
+def answer(content: Any) -> None:
+    """The result of a command for machines; what is printed for people beside it is not heard with ``--json``."""
+    if is_json():
         print_json(content)
-    else:
-        Console().print(visible(escape(text)), soft_wrap=True, highlight=False)
+
+
+def for_people(**options: Any) -> Console:
+    """Standard output, which is not heard with ``--json``."""
+    return Console(quiet=is_json(), highlight=False, **options)
+
+
+def remark(markup: str) -> None:
+    """One message on standard error; none with ``--json``."""
+    if not is_json():
+        say(markup)
+
+
+def tell(content: Any, text: str) -> None:
+    """A result on standard output: as JSON, or in words."""
+    answer(content)
+    print_line(visible(escape(text)))
 
 
 def _version(wanted: bool) -> None:
@@ -330,7 +372,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool, option("Print the version and stop.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Federated vision-language learning: a global model, and personal ones."""
@@ -352,11 +394,11 @@ def interruptible(folder: Path, again: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def showing(folder: Path, as_json: bool, again: str = "", rounds: bool = False) -> "Iterator[Display]":
+def showing(folder: Path, rounds: bool = False) -> "Iterator[Display]":
     """Display of the progress of work in a folder, with advice after an interruption."""
     from confed.api.progress import Display
 
-    with interruptible(folder, again), Display(console, quiet=as_json or is_quiet(), rounds=rounds) as display:
+    with interruptible(folder), Display(console, quiet=is_json() or is_quiet(), rounds=rounds) as display:
         yield display
 
 
@@ -385,7 +427,7 @@ def print_table(table: "RenderableType") -> None:
 
     shown = Console()
     needed = Measurement.get(shown, shown.options.update(max_width=MOST_COLUMNS), table).maximum
-    Console(width=max(shown.width, needed)).print(table)
+    for_people(width=max(shown.width, needed)).print(table)
 
 
 def print_tables(tables: "Iterable[ReportTable]") -> None:
@@ -398,20 +440,16 @@ def print_tables(tables: "Iterable[ReportTable]") -> None:
 
 def print_line(markup: str) -> None:
     """One line of a result on standard output, however long."""
-    Console().print(markup, soft_wrap=True, highlight=False)
+    for_people().print(markup, soft_wrap=True)
 
 
-def show(
-    folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool, more: Mapping[str, Any] | None = None
-) -> None:
+def show(folder: Path, summaries: Sequence[Mapping[str, Any]], **more: Any) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON, with ``more``."""
     from confed.api.run import write_folder_report
-    from confed.report.tables.headline import study_table
+    from confed.report.tables.methods import study_table
 
     page = write_folder_report(folder)
-    if as_json:
-        print_json({"folder": str(folder), "report": str(page), "runs": summaries, **(more or {})})
-        return
+    answer({"folder": str(folder), "report": str(page), "runs": summaries, **more})
     if summaries:
         print_table(study_table(summaries))
     print_line(f"report: {escape(str(page))}")

@@ -7,13 +7,22 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, showing, table_of
+from confed.cli.app import (
+    answer,
+    app,
+    argument,
+    for_people,
+    option,
+    print_line,
+    print_tables,
+    progress_notes,
+    showing,
+    table_of,
+)
 from confed.cli.completion import complete_folder
-from confed.system.events import Progress, ignore
+from confed.system.events import Progress
 
 ROWS = {
     "auc": "membership attack on {client}, AUC (0.5 is chance)",
@@ -27,18 +36,14 @@ ROWS = {
 @app.command()
 def forget(
     folder: Annotated[
-        Path,
-        typer.Argument(
-            help="A run folder; exact forgetting takes an unfinished one too.", autocompletion=complete_folder
-        ),
+        Path, argument("A run folder; exact forgetting takes an unfinished one too.", autocompletion=complete_folder)
     ],
-    client: Annotated[str, typer.Option(help="The client to forget.")],
-    out: Annotated[Path | None, typer.Option(help="The new run folder; by default RUN-without-CLIENT.")] = None,
+    client: Annotated[str, option("The client to forget.")],
+    out: Annotated[Path | None, option("The new run folder; by default RUN-without-CLIENT.")] = None,
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Change the final model instead of training again; no guarantee.")
+        bool, option("Change the final model instead of training again; no guarantee.", "--approximate")
     ] = False,
-    rounds: Annotated[int, typer.Option(help="With --approximate: rounds with the others afterwards.")] = 2,
-    as_json: Json = False,
+    rounds: Annotated[int, option("With --approximate: rounds with the others afterwards.")] = 2,
 ) -> None:
     """Remove a client from a run, exactly or approximately.
 
@@ -58,12 +63,10 @@ def forget(
         result.update(forget_client(folder, client, target, approximate=how, progress=progress))
         return json.loads((target / "summary.json").read_text(encoding="utf-8"))
 
-    with showing(target, as_json, rounds=True) as display:
+    with showing(target, rounds=True) as display:
         one_job(display, f"without {client}, seed {recipe.run.seed}", work)
-    if as_json:
-        print_json({"folder": str(target), **result})
-    else:
-        _show(target, client, result)
+    answer({"folder": str(target), **result})
+    _show(target, client, result)
 
 
 def _show(target: Path, client: str, result: dict[str, Any]) -> None:
@@ -72,7 +75,7 @@ def _show(target: Path, client: str, result: dict[str, Any]) -> None:
         values = (result[run][key] for run in ("original", "result"))
         style = "{:.3f}" if key == "auc" else "{:.1%}"
         table.add_row(escape(text.format(client=client)), *("–" if v is None else style.format(v) for v in values))
-    shown = Console(highlight=False)
+    shown = for_people()
     shown.print(table)
     start = f"round {result['from_round']}" if result["from_round"] else "the start"
     if result["approximate"] is None:
@@ -98,22 +101,16 @@ KINDS = (*OF_TEST_TIME, *PROBES)
 
 @app.command()
 def attack(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Folders of finished runs or studies.", autocompletion=complete_folder)
-    ],
-    kind: Annotated[str, typer.Option(help=f"The attack: {', '.join(KINDS)}.")],
-    examples: Annotated[int | None, typer.Option(help="Number of test questions.")] = None,
-    client: Annotated[str | None, typer.Option(help="trojan: whose personal models [global ones].")] = None,
-    eps: Annotated[
-        float | None,
-        typer.Option(help="trojan: largest change of a pixel (0 to 255), or of a feature."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="trojan: gradient steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the choice of questions and of the search.")] = None,
+    folders: Annotated[list[Path], argument("Folders of finished runs or studies.", autocompletion=complete_folder)],
+    kind: Annotated[str, option(f"The attack: {', '.join(KINDS)}.")],
+    examples: Annotated[int | None, option("Number of test questions.")] = None,
+    client: Annotated[str | None, option("trojan: whose personal models [global ones].")] = None,
+    eps: Annotated[float | None, option("trojan: largest change of a pixel (0 to 255), or of a feature.")] = None,
+    steps: Annotated[int | None, option("trojan: gradient steps.")] = None,
+    seed: Annotated[int | None, option("Seed of the choice of questions and of the search.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the page, tables and figures. [default: attack/ in the first]")
+        Path | None, option("Folder for the page, tables and figures. [default: attack/ in the first]")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Attack finished runs and report what attackers learn.
 
@@ -138,13 +135,11 @@ def attack(
     for key in options:
         if key not in parameters:
             raise ValueError(f"--{key.replace('_', '-')} is no option of the attack {kind!r}")
-    if "progress" in parameters and not as_json:
-        options["progress"] = notes()
+    if "progress" in parameters:
+        options["progress"] = progress_notes()
     finding = run(folders, **options)
     page = write(finding, out or folders[0] / "attack")
-    if as_json:
-        print_json(plain(finding.values))
-        return
+    answer(finding.values)
     print_tables(finding.tables)
     print_line(f"report: {escape(str(page))}")
 
@@ -154,14 +149,11 @@ def attack(
 
 @app.command(short_help="Examine what a run's model gives away, and what sites gain.")
 def dossier(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.", autocompletion=complete_folder)],
-    limits: Annotated[Path | None, typer.Option(help="TOML file with [release]; without, figures only.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write into. [default: dossier/ in the run folder]")
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="Time that may be spent; what does not fit is listed.")] = 30.0,
-    key: Annotated[Path | None, typer.Option(help="Ed25519 private key to sign with, PEM or OpenSSH.")] = None,
-    as_json: Json = False,
+    folder: Annotated[Path, argument("Folder of a finished run.", autocompletion=complete_folder)],
+    limits: Annotated[Path | None, option("TOML file with [release]; without, figures only.")] = None,
+    out: Annotated[Path | None, option("Folder to write into. [default: dossier/ in the run folder]")] = None,
+    minutes: Annotated[float, option("Time that may be spent; what does not fit is listed.")] = 30.0,
+    key: Annotated[Path | None, option("Ed25519 private key to sign with, PEM or OpenSSH.")] = None,
 ) -> None:
     """Examine what a run's model gives away and what its sites gained, and hold it against limits.
 
@@ -170,11 +162,8 @@ def dossier(
     from confed.release.dossier import dossier as examine
     from confed.release.page import figures_table
 
-    progress = ignore if as_json else notes()
-    examined = examine(folder, limits, out=out, minutes=minutes, key=key, progress=progress)
-    if as_json:
-        print_json(dict(examined.content))
-        return
+    examined = examine(folder, limits, out=out, minutes=minutes, key=key, progress=progress_notes())
+    answer(examined.content)
     print_line(escape(f"{examined.sentence} {examined.content['details']}"))
     print_tables([figures_table(examined.content)])
     for gain in examined.content["gains"]:

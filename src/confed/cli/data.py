@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, console, print_json, say, tell
+from confed.cli.app import answer, app, argument, console, for_people, is_json, option, say, tell
 from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
@@ -30,36 +29,30 @@ data_app.add_typer(prepare_app, name="prepare")
 def describe(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A dataset's name (`confed list datasets`), or a recipe's file (.toml).",
-            autocompletion=complete_dataset,
+        argument(
+            "A dataset's name (`confed list datasets`), or a recipe's file (.toml).", autocompletion=complete_dataset
         ),
     ] = "scenes",
-    options: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. setting=A")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a PNG with sample pictures here.")] = None,
+    options: Annotated[list[str] | None, argument("key=value, e.g. setting=A")] = None,
+    out: Annotated[Path | None, option("Write a PNG with sample pictures here.")] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page here: clients, splits, answers, examples with pictures, faults.")
+        Path | None, option("Write a page here: clients, splits, answers, examples with pictures, faults.")
     ] = None,
     croissant: Annotated[
         Path | None,
-        typer.Option(help="Write the examples here, as a table and pictures with Croissant metadata (croissant.json)."),
+        option("Write the examples here, as a table and pictures with Croissant metadata (croissant.json)."),
     ] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(
-            help="Write a figure (SVG or PNG) here: the most frequent answers of each place, by how many have them."
-        ),
+        option("Write a figure (SVG or PNG) here: the most frequent answers of each place, by how many have them."),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Clients, splits, answers, sources, floors and faults of a dataset, with examples as a page (--html)."""
     from confed.cli.dataset_description import describe as describe_data
 
     description = describe_data(name, options or [], out, html, croissant, answers)
     pictures = description.pop("shown")
-    if as_json:
-        print_json(description)
-        return
+    answer(description)
     from rich.table import Table
 
     if any("modalities" in row for row in description["rows"]):
@@ -69,7 +62,7 @@ def describe(
         table = Table("place", "role", "questions", "pictures", "answers", "most frequent", box=None, pad_edge=False)
         for row in description["rows"]:
             table.add_row(*(escape(str(value)) for value in row.values()))
-    shown = Console(highlight=False)
+    shown = for_people()
     shown.print(
         f"[bold]{escape(description['name'])}[/]: {description['answers']} answers, {description['words']} words"
     )
@@ -135,27 +128,24 @@ def makers() -> None:
 
 @prepare_app.command("gqa-scenes")
 def gqa_scenes(
-    gqa: Annotated[Path, typer.Option(help="Folder with GQA's question files.")],
-    images: Annotated[Path, typer.Option(help="Folder with GQA's pictures, <image id>.jpg.")],
-    out: Annotated[
-        Path, typer.Option(help="Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")
-    ] = Path("gqa_scenes"),
+    gqa: Annotated[Path, option("Folder with GQA's question files.")],
+    images: Annotated[Path, option("Folder with GQA's pictures, <image id>.jpg.")],
+    out: Annotated[Path, option("Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")] = Path(
+        "gqa_scenes"
+    ),
     predictions: Annotated[
-        Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
+        Path | None, option("Scene predictions: CSV or JSON lines with image, category, confidence.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Instead: a scene classifier, made by `confed weights convert places365`.")
+        Path | None, option("Instead: a scene classifier, made by `confed weights convert places365`.")
     ] = None,
-    threshold: Annotated[float, typer.Option(help="Least confidence of a picture's scene.")] = 0.5,
-    answers: Annotated[int, typer.Option(help="Size of the answer vocabulary.")] = 1642,
-    max_missing: Annotated[float, typer.Option(help="Largest share of pictures that may be missing.")] = 0.01,
-    train_cap: Annotated[int | None, typer.Option(help="Most training questions per scene.")] = None,
-    questions: Annotated[
-        Literal["balanced", "all"], typer.Option(help="GQA's balanced or complete question files.")
-    ] = "balanced",
-    seed: Annotated[int, typer.Option(help="Seed of the draw under --train-cap.")] = 0,
-    device: Annotated[str, typer.Option(help="Where the scene classifier computes: cpu or cuda.")] = "cpu",
-    as_json: Json = False,
+    threshold: Annotated[float, option("Least confidence of a picture's scene.")] = 0.5,
+    answers: Annotated[int, option("Size of the answer vocabulary.")] = 1642,
+    max_missing: Annotated[float, option("Largest share of pictures that may be missing.")] = 0.01,
+    train_cap: Annotated[int | None, option("Most training questions per scene.")] = None,
+    questions: Annotated[Literal["balanced", "all"], option("GQA's balanced or complete question files.")] = "balanced",
+    seed: Annotated[int, option("Seed of the draw under --train-cap.")] = 0,
+    device: Annotated[str, option("Where the scene classifier computes: cpu or cuda.")] = "cpu",
 ) -> None:
     """GQA divided into the six scenes of FedVQA; prints its counts beside the paper's."""
     from confed.prepare.gqa_scenes import Options, prepare
@@ -165,31 +155,27 @@ def gqa_scenes(
         manifest = prepare(
             gqa, images, out, options, predictions=predictions, weights=weights, device=device, progress=progress
         )
-    if not as_json:
-        _print_counts(manifest)
-    tell(manifest, f"written: {out}", as_json)
+    _print_counts(manifest)
+    tell(manifest, f"written: {out}")
 
 
 @prepare_app.command("vqa-v2")
 def vqa_v2(
-    root: Annotated[Path, typer.Option(help="Folder with the four official files of questions and annotations.")],
+    root: Annotated[Path, option("Folder with the four official files of questions and annotations.")],
     features: Annotated[
         list[Path] | None,
-        typer.Option(help="Region features: a folder with an .npz or .npy file per picture, or an HDF5 file; repeat."),
+        option("Region features: a folder with an .npz or .npy file per picture, or an HDF5 file; repeat."),
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Instead: a picture encoder of transformers (name or folder) for grid features.")
+        str | None, option("Instead: a picture encoder of transformers (name or folder) for grid features.")
     ] = None,
-    images: Annotated[list[Path] | None, typer.Option(help="For --encoder: folders with COCO's pictures.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; regions.safetensors in ROOT by default.")] = None,
-    regions: Annotated[int | None, typer.Option(help="Regions that every picture must have, such as 36.")] = None,
-    width: Annotated[int | None, typer.Option(help="Features that every region must have, such as 2048.")] = None,
-    precision: Annotated[
-        Literal["float16", "float32"], typer.Option(help="Precision of the stored features.")
-    ] = "float16",
-    grid: Annotated[int, typer.Option(help="For --encoder: most cells per side.")] = 10,
-    device: Annotated[str, typer.Option(help="Where the encoder computes: cpu or cuda.")] = "cpu",
-    as_json: Json = False,
+    images: Annotated[list[Path] | None, option("For --encoder: folders with COCO's pictures.")] = None,
+    out: Annotated[Path | None, option("File to write; regions.safetensors in ROOT by default.")] = None,
+    regions: Annotated[int | None, option("Regions that every picture must have, such as 36.")] = None,
+    width: Annotated[int | None, option("Features that every region must have, such as 2048.")] = None,
+    precision: Annotated[Literal["float16", "float32"], option("Precision of the stored features.")] = "float16",
+    grid: Annotated[int, option("For --encoder: most cells per side.")] = 10,
+    device: Annotated[str, option("Where the encoder computes: cpu or cuda.")] = "cpu",
 ) -> None:
     """Check VQA v2's files and write the features of all its pictures as one file that is read row by row."""
     from confed.prepare.region_features import Options, prepare
@@ -205,36 +191,29 @@ def vqa_v2(
         f"features: {prepared['regions']} regions x {prepared['width']}, {prepared['padded']} pictures with fewer "
         f"regions, {prepared['unused']} pictures that no question is about left out\nwritten: {prepared['file']}"
     )
-    tell(prepared, "\n".join(lines), as_json)
+    tell(prepared, "\n".join(lines))
 
 
 @prepare_app.command("label-embeddings")
 def label_embeddings(
     labels: Annotated[
         str,
-        typer.Argument(
-            help="flair, flair-fine, coco, coco-groups, voc, ucm, captions, scenes, or a file with one label a line."
-        ),
+        argument("flair, flair-fine, coco, coco-groups, voc, ucm, captions, scenes, or a file with one label a line."),
     ],
-    out: Annotated[Path, typer.Argument(help="The .safetensors file to write; `model.embeddings` of a recipe.")],
+    out: Annotated[Path, argument("The .safetensors file to write; `model.embeddings` of a recipe.")],
     encoder: Annotated[
         Literal["clip", "sentence", "mini"],
-        typer.Option(help="CLIP's text encoder, a sentence encoder, or the built-in words (needs no download)."),
+        option("CLIP's text encoder, a sentence encoder, or the built-in words (needs no download)."),
     ] = "clip",
-    source: Annotated[
-        str, typer.Option(help="The encoder's folder or name on the hub.")
-    ] = "openai/clip-vit-base-patch16",
-    root: Annotated[Path | None, typer.Option(help="FLAIR's folder, for its fine names.")] = None,
+    source: Annotated[str, option("The encoder's folder or name on the hub.")] = "openai/clip-vit-base-patch16",
+    root: Annotated[Path | None, option("FLAIR's folder, for its fine names.")] = None,
     coarse: Annotated[
         Literal["name", "concat", "avg"],
-        typer.Option(
-            help="FLAIR's coarse labels: their names, their fine names in one prompt, or the mean over these."
-        ),
+        option("FLAIR's coarse labels: their names, their fine names in one prompt, or the mean over these."),
     ] = "name",
-    template: Annotated[str, typer.Option(help="The prompt.")] = "The photo contains {label}.",
-    most: Annotated[int, typer.Option(help="Most fine names in one prompt.")] = 20,
-    width: Annotated[int | None, typer.Option(help="The model's features, if not the encoder's.")] = None,
-    as_json: Json = False,
+    template: Annotated[str, option("The prompt.")] = "The photo contains {label}.",
+    most: Annotated[int, option("Most fine names in one prompt.")] = 20,
+    width: Annotated[int | None, option("The model's features, if not the encoder's.")] = None,
 ) -> None:
     """Embed the names of labels with a text encoder, for models whose label tokens are fixed."""
     from confed.prepare.label_embeddings import write_label_embeddings
@@ -244,29 +223,28 @@ def label_embeddings(
     )
     count, width = table.vectors.shape
     content = {"file": str(out), "labels": count, "width": width, "source": table.source}
-    tell(content, f"{count} labels x {width} features: {table.source}\nwritten: {out}", as_json)
+    tell(content, f"{count} labels x {width} features: {table.source}\nwritten: {out}")
 
 
 @prepare_app.command("pieces")
 def pieces(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one, with captions.")],
-    out: Annotated[Path, typer.Argument(help="The model file to write; `model.pieces` of the recipe.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value of the recipe.")] = None,
-    size: Annotated[int, typer.Option(help="Number of pieces.")] = 8000,
-    as_json: Json = False,
+    recipe: Annotated[str, argument("A recipe file, or the name of a packaged one, with captions.")],
+    out: Annotated[Path, argument("The model file to write; `model.pieces` of the recipe.")],
+    overrides: Annotated[list[str] | None, argument("section.key=value of the recipe.")] = None,
+    size: Annotated[int, option("Number of pieces.")] = 8000,
 ) -> None:
     """Learn pieces of words (SentencePiece) from the public texts of a recipe's data."""
     from confed.prepare.sentencepiece import prepare_pieces
 
     prepared = prepare_pieces(recipe, out, size, overrides or ())
     text = f"{prepared['pieces']} pieces of {prepared['texts']} public texts\nwritten: {prepared['file']}"
-    tell(prepared, text, as_json)
+    tell(prepared, text)
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:
     from rich.table import Table
 
-    shown, pictures = Console(highlight=False), manifest["pictures"]
+    shown, pictures = for_people(), manifest["pictures"]
     table = Table("scene", "pictures", box=None, pad_edge=False)
     for column in ("train", "paper", "test", "paper"):
         table.add_column(column, justify="right")
@@ -326,12 +304,9 @@ def options() -> None:
 
 @convert_app.command()
 def places365(
-    source: Annotated[Path, typer.Argument(help="The published checkpoint, e.g. resnet18_places365.pth.tar.")],
-    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    arch: Annotated[
-        Literal["resnet18", "resnet50"] | None, typer.Option(help="Default: found in the checkpoint.")
-    ] = None,
-    as_json: Json = False,
+    source: Annotated[Path, argument("The published checkpoint, e.g. resnet18_places365.pth.tar.")],
+    out: Annotated[Path, argument("The .safetensors file to write.")],
+    arch: Annotated[Literal["resnet18", "resnet50"] | None, option("Default: found in the checkpoint.")] = None,
 ) -> None:
     """Make the scene classifier of `confed data prepare gqa-scenes` from a Places365 ResNet.
 
@@ -339,15 +314,14 @@ def places365(
     """
     from confed.prepare.checkpoints import convert_places365
 
-    _converted(convert_places365(source, out, arch), "{architecture}, {parameters:,} parameters", out, as_json)
+    _converted(convert_places365(source, out, arch), "{architecture}, {parameters:,} parameters", out)
 
 
 @convert_app.command()
 def albef(
-    source: Annotated[Path, typer.Argument(help="The published checkpoint, e.g. ALBEF.pth or vqa.pth.")],
-    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    heads: Annotated[int | None, typer.Option(help="Attention heads. Default: one per 64 features.")] = None,
-    as_json: Json = False,
+    source: Annotated[Path, argument("The published checkpoint, e.g. ALBEF.pth or vqa.pth.")],
+    out: Annotated[Path, argument("The .safetensors file to write.")],
+    heads: Annotated[int | None, option("Attention heads. Default: one per 64 features.")] = None,
 ) -> None:
     """Make the weights of the model `albef` from a published ALBEF; a recipe names them in model.pretrained.
 
@@ -356,14 +330,13 @@ def albef(
     from confed.prepare.checkpoints import convert_albef
 
     text = "ALBEF for {image_size} x {image_size} pixels, {parameters:,} parameters\ndecoder: {decoder}"
-    _converted(convert_albef(source, out, heads), text, out, as_json)
+    _converted(convert_albef(source, out, heads), text, out)
 
 
 @convert_app.command()
 def model(
-    source: Annotated[Path, typer.Argument(help="A folder of transformers with pytorch_model.bin.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
-    as_json: Json = False,
+    source: Annotated[Path, argument("A folder of transformers with pytorch_model.bin.")],
+    out: Annotated[Path, argument("The folder to write; must not exist.")],
 ) -> None:
     """Make a folder that runs read, weights as safetensors, of one whose weights are pickles.
 
@@ -371,13 +344,13 @@ def model(
     """
     from confed.prepare.checkpoints import convert_model
 
-    _converted(convert_model(source, out), "{tensors} tensors, {parameters:,} parameters", out, as_json, "folder")
+    _converted(convert_model(source, out), "{tensors} tensors, {parameters:,} parameters", out, "folder")
 
 
-def _converted(facts: Mapping[str, Any], text: str, out: Path, as_json: bool, kind: str = "file") -> None:
+def _converted(facts: Mapping[str, Any], text: str, out: Path, kind: str = "file") -> None:
     """What a conversion has written, as JSON or as text with the facts filled in."""
     written = f"{text.format(**facts)}\nwritten: {out} (SHA-256 {facts['sha256']})"
-    tell({kind: str(out), **facts}, written, as_json)
+    tell({kind: str(out), **facts}, written)
 
 
 KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which picture files were found whole"}
@@ -385,8 +358,7 @@ KINDS = {"features": "outputs of frozen layers for examples", "pictures": "which
 
 @data_app.command()
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept; runs compute it again.")] = False,
-    as_json: Json = False,
+    clear: Annotated[bool, option("Remove all that is kept; runs compute it again.", "--clear")] = False,
 ) -> None:
     """Show what confed keeps of examples between runs, where, and its size.
 
@@ -407,7 +379,7 @@ def cache(
         f"{kind} ({KINDS[kind]}): {held['files']} files, {held['bytes']:,} bytes in {held['folder']}"
         for kind, held in folders.items()
     ]
-    tell(folders, "\n".join(lines), as_json)
+    tell(folders, "\n".join(lines))
 
 
 def _kept() -> dict[str, tuple[Path, list[Path]]]:
@@ -422,12 +394,11 @@ def _kept() -> dict[str, tuple[Path, list[Path]]]:
 
 @weights_app.command()
 def pretrain(
-    model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
-    out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,
-    questions: Annotated[int | None, typer.Option(help="Number of public questions.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the questions.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
-    as_json: Json = False,
+    model: Annotated[str, argument("The mini backbone.")] = "vilt_mini",
+    out: Annotated[Path | None, option("The safetensors file to write; default: MODEL.safetensors.")] = None,
+    questions: Annotated[int | None, option("Number of public questions.")] = None,
+    epochs: Annotated[int | None, option("Passes over the questions.")] = None,
+    seed: Annotated[int | None, option("Seed.")] = None,
 ) -> None:
     """Pretrain a mini backbone from random weights; the same command continues after an interruption."""
     from confed.prepare.pretraining import pretrain as make
@@ -435,6 +406,5 @@ def pretrain(
     file = Path(f"{model}.safetensors") if out is None else out
     given = {"questions": questions, "epochs": epochs, "seed": seed}
     changes = {key: value for key, value in given.items() if value is not None}
-    accuracy = make(model, file, progress=not as_json, **changes)
-    if as_json:
-        print_json({"model": model, "file": str(file), "accuracy": accuracy})
+    accuracy = make(model, file, progress=not is_json(), **changes)
+    answer({"model": model, "file": str(file), "accuracy": accuracy})

@@ -122,8 +122,7 @@ def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) 
     return told, warnings_found
 
 
-Shown = Sequence[tuple[np.ndarray, str]]
-"""Pictures with a text each."""
+Shown = Sequence[tuple[np.ndarray, str]]  # pictures with a text each
 
 
 def _shown(dataset: "FederatedDataset") -> Shown:

@@ -17,22 +17,21 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
-    Json,
-    Private,
-    Site,
-    SiteData,
-    SiteKey,
-    Unsigned,
+    answer,
     app,
+    argument,
     console,
     handling,
     interruptible,
+    is_json,
     notes,
-    print_json,
+    option,
+    remark,
     say,
     show,
     tell_asks,
 )
+from confed.cli.options import Private, Site, SiteData, SiteKey, Unsigned
 from confed.deployment.roles import Action, Role, described
 
 if TYPE_CHECKING:
@@ -47,47 +46,41 @@ class Engine(StrEnum):
     flare = "flare"
 
 
-Chosen = Annotated[Engine, typer.Option("--engine", help="Transport of the messages.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="section.key=TOML, such as run.rounds=20.")
-]
-Source = Annotated[str, typer.Argument(help="The federation's recipe: a file or a name.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: others can read and change messages.")]
-Trained = Annotated[str, typer.Option(help="What to train.")]
-Method = Annotated[str | None, typer.Option(help="A method of a study. [default: its main one]")]
-Page = Annotated[int | None, typer.Option(help="Port of a page, /metrics and /healthz, here.")]
-Notify = Annotated[str | None, typer.Option(help="Notices: https://... or smtp://USER@HOST/TO.")]
-Log = Annotated[Path | None, typer.Option(help="File for a log of JSON lines.")]
+Chosen = Annotated[Engine, option("Transport of the messages.", "--engine")]
+Overrides = Annotated[list[str] | None, argument("section.key=TOML, such as run.rounds=20.", metavar="[KEY=VALUE]...")]
+Source = Annotated[str, argument("The federation's recipe: a file or a name.")]
+Insecure = Annotated[bool, option("Without TLS: others can read and change messages.", "--insecure")]
+Trained = Annotated[str, option("What to train.")]
+Method = Annotated[str | None, option("A method of a study. [default: its main one]")]
+Page = Annotated[int | None, option("Port of a page, /metrics and /healthz, here.")]
+Notify = Annotated[str | None, option("Notices: https://... or smtp://USER@HOST/TO.")]
+Log = Annotated[Path | None, option("File for a log of JSON lines.")]
 
 
 @app.command()
 def server(
     recipe: Source,
     overrides: Overrides = None,
-    state: Annotated[Path, typer.Option(help="The run folder; an existing one is resumed.")] = Path("state"),
-    tls: Annotated[Path | None, typer.Option(help="Folder of server.crt, server.key, sites.json.")] = None,
-    sites: Annotated[Path | None, typer.Option(help="Sites and their keys. [default: sites.json there]")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
+    state: Annotated[Path, option("The run folder; an existing one is resumed.")] = Path("state"),
+    tls: Annotated[Path | None, option("Folder of server.crt, server.key, sites.json.")] = None,
+    sites: Annotated[Path | None, option("Sites and their keys. [default: sites.json there]")] = None,
+    host: Annotated[str, option("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen on.")] = 8443,
     method: Method = None,
-    minimum: Annotated[int, typer.Option(help="Fewest sites for a round.")] = 1,
-    wait: Annotated[
-        float,
-        typer.Option(help="Seconds for all sites to come; with --deliver, for a late one."),
-    ] = 600.0,
-    deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
-    away: Annotated[float, typer.Option(help="Seconds away that a round puts up with.")] = 60.0,
-    update_bound: Annotated[float, typer.Option(help="Largest norm of an update, in medians; 0: none.")] = 10.0,
-    weight_bound: Annotated[float, typer.Option(help="Largest number of examples, in medians; 0: none.")] = 10.0,
-    whole: Annotated[bool, typer.Option("--whole", help="Evaluate split methods: send the server's part.")] = False,
-    deliver: Annotated[bool, typer.Option("--deliver", help="No rounds: late sites get the final model.")] = False,
+    minimum: Annotated[int, option("Fewest sites for a round.")] = 1,
+    wait: Annotated[float, option("Seconds for all sites to come; with --deliver, for a late one.")] = 600.0,
+    deadline: Annotated[float, option("Seconds from a request to its reply.")] = 3600.0,
+    away: Annotated[float, option("Seconds away that a round puts up with.")] = 60.0,
+    update_bound: Annotated[float, option("Largest norm of an update, in medians; 0: none.")] = 10.0,
+    weight_bound: Annotated[float, option("Largest number of examples, in medians; 0: none.")] = 10.0,
+    whole: Annotated[bool, option("Evaluate split methods: send the server's part.", "--whole")] = False,
+    deliver: Annotated[bool, option("No rounds: late sites get the final model.", "--deliver")] = False,
     insecure: Insecure = False,
-    card: Annotated[Path | None, typer.Option(help="A data card, for a server without examples.")] = None,
+    card: Annotated[Path | None, option("A data card, for a server without examples.")] = None,
     engine: Chosen = Engine.flower,
     page: Page = None,
     notify: Notify = None,
     log: Log = None,
-    as_json: Json = False,
 ) -> None:
     """Run the server of a federation across machines.
 
@@ -112,11 +105,11 @@ def server(
     with (
         _private(),
         interruptible(state, "the same command"),
-        StatusPage(console, state, quiet=as_json) as shown,
+        StatusPage(console, state, quiet=is_json()) as shown,
         monitored(shown, state, _title(loaded), kit=tls, page=page, notify=notify, log=log) as progress,
     ):
         summary = transport.lead(loaded, leading, progress)
-    show(state, [summary], as_json)
+    show(state, [summary])
 
 
 @app.command()
@@ -124,36 +117,26 @@ def client(
     recipe: Source,
     overrides: Overrides = None,
     site: Site = "",
-    server: Annotated[str, typer.Option(help="The server, HOST:PORT.")] = "127.0.0.1:8443",
-    ca: Annotated[Path | None, typer.Option(help="Certificate of the server's authority (ca.crt).")] = None,
+    server: Annotated[str, option("The server, HOST:PORT.")] = "127.0.0.1:8443",
+    ca: Annotated[Path | None, option("Certificate of the server's authority (ca.crt).")] = None,
     key: SiteKey = Path("key"),
-    members: Annotated[
-        Path | None,
-        typer.Option(help="For secure sums. [default: sites.json beside --key]"),
-    ] = None,
+    members: Annotated[Path | None, option("For secure sums. [default: sites.json beside --key]")] = None,
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[Path | None, typer.Option(help="The merged data card of all sites.")] = None,
-    device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
+    card: Annotated[Path | None, option("The merged data card of all sites.")] = None,
+    device: Annotated[str | None, option('"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Most that updates may cost in privacy."),
-    ] = None,
+    epsilon: Annotated[float | None, option("Most that updates may cost in privacy.")] = None,
     evaluations: Annotated[
         str | None,
-        typer.Option(
-            help="exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact]"
-        ),
+        option("exact, noise=8 or off, with per_round=5, in_all=40, least=50. [default: as before; else exact]"),
     ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="What may be asked of this site. [default: ./policy.toml]")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when the run is over.")] = False,
-    patience: Annotated[float, typer.Option(help="With --once: seconds without server.")] = 3600.0,
-    checkpoint: Annotated[str, typer.Option(help="Most work that a kill costs: '5 min', '500 steps'.")] = "60 s",
+    policy: Annotated[Path | None, option("What may be asked of this site. [default: ./policy.toml]")] = None,
+    once: Annotated[bool, option("End when the run is over.", "--once")] = False,
+    patience: Annotated[float, option("With --once: seconds without server.")] = 3600.0,
+    checkpoint: Annotated[str, option("Most work that a kill costs: '5 min', '500 steps'.")] = "60 s",
     engine: Chosen = Engine.flower,
-    kit: Annotated[Path, typer.Option(help="With FLARE: this site's folder.")] = Path("."),
+    kit: Annotated[Path, option("With FLARE: this site's folder.")] = Path("."),
     insecure: Insecure = False,
     unsigned: Unsigned = False,
     page: Page = None,
@@ -261,19 +244,18 @@ app.add_typer(federation_app, name="federation")
 
 @federation_app.command("new")
 def new(
-    folder: Annotated[Path, typer.Argument(help="Folder of the federation; must not exist.")],
-    sites: Annotated[str, typer.Option(help="Names of the clients, one site each: a,b,c.")],
+    folder: Annotated[Path, argument("Folder of the federation; must not exist.")],
+    sites: Annotated[str, option("Names of the clients, one site each: a,b,c.")],
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+    host: Annotated[str, option("Name or address under which sites reach the server.")] = "localhost",
+    port: Annotated[int, option("Port of the server.")] = 8443,
     recipe: Trained = "fedvqa_scenes",
     method: Method = None,
-    days: Annotated[int, typer.Option(help="Days for which certificates are valid.")] = 365,
-    card: Annotated[Path | None, typer.Option(help="A data card, copied into all folders.")] = None,
-    wheel: Annotated[Path | None, typer.Option(help="A wheel file of confed, copied into all sites' folders.")] = None,
+    days: Annotated[int, option("Days for which certificates are valid.")] = 365,
+    card: Annotated[Path | None, option("A data card, copied into all folders.")] = None,
+    wheel: Annotated[Path | None, option("A wheel file of confed, copied into all sites' folders.")] = None,
     engine: Chosen = Engine.flower,
-    authority: Annotated[Path | None, typer.Option(help="An authority made before. [default: a new one]")] = None,
-    as_json: Json = False,
+    authority: Annotated[Path | None, option("An authority made before. [default: a new one]")] = None,
 ) -> None:
     """Make certificates, keys, a folder for every site and one for the server, each with its README.
 
@@ -295,27 +277,25 @@ def new(
             f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(client_names)}"
         )
     transport.provision(folder, federation)
-    if as_json:
-        print_json({"folder": str(folder), "sites": list(names)})
-        return
-    say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
+    answer({"folder": str(folder), "sites": names})
+    remark(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
     if (folder / AUTHORITY).is_dir():
-        say(f"the authority's key is {escape(str(folder / AUTHORITY / 'ca.key'))}: keep it offline")
+        remark(f"the authority's key is {escape(str(folder / AUTHORITY / 'ca.key'))}: keep it offline")
 
 
 @federation_app.command("sign")
 def sign(
-    folder: Annotated[Path, typer.Argument(help="The server's folder, with the present recipe.toml and sites.json.")],
+    folder: Annotated[Path, argument("The server's folder, with the present recipe.toml and sites.json.")],
     key: Annotated[
         Path | None,
-        typer.Option(
-            help="The authority's private key, with FLARE provision/cert.json. [default: authority/ca.key beside the "
+        option(
+            "The authority's private key, with FLARE provision/cert.json. [default: authority/ca.key beside the "
             "server's folder]"
         ),
     ] = None,
-    card: Annotated[Path | None, typer.Option(help="A new data card, copied to all parties.")] = None,
+    card: Annotated[Path | None, option("A new data card, copied to all parties.")] = None,
     serial: Annotated[
-        int | None, typer.Option(help="Serial number, above all that sites have accepted. [default: the last plus 1]")
+        int | None, option("Serial number, above all that sites have accepted. [default: the last plus 1]")
     ] = None,
 ) -> None:
     """Sign recipe, card and list of sites again after one of them changed; sites refuse unsigned files."""
@@ -328,18 +308,16 @@ def sign(
     _tell_signed(sign_again(server, authority, card, serial))
 
 
-ServerFolder = Annotated[Path, typer.Argument(help="The server's folder of the federation.")]
-SiteName = Annotated[str, typer.Argument(help="Name of the site.")]
-OwnKey = Annotated[Path | None, typer.Option("--key", help="Your key. [default: the server's]")]
-CaKey = Annotated[Path | None, typer.Option("--key", help="The authority's private key. [default: beside the folder]")]
-Encrypt = Annotated[bool, typer.Option("--encrypt", help="Protect the key by a passphrase (CONFED_PASSPHRASE).")]
-Days = Annotated[int, typer.Option(help="Days for which the certificate is valid.")]
+ServerFolder = Annotated[Path, argument("The server's folder of the federation.")]
+SiteName = Annotated[str, argument("Name of the site.")]
+OwnKey = Annotated[Path | None, option("Your key. [default: the server's]", "--key")]
+CaKey = Annotated[Path | None, option("The authority's private key. [default: beside the folder]", "--key")]
+Encrypt = Annotated[bool, option("Protect the key by a passphrase (CONFED_PASSPHRASE).", "--encrypt")]
+Days = Annotated[int, option("Days for which the certificate is valid.")]
 
 
 @federation_app.command("key")
-def key(
-    path: Annotated[Path, typer.Argument(help="File for the private key; must not exist.")], encrypt: Encrypt = False
-) -> None:
+def key(path: Annotated[Path, argument("File for the private key; must not exist.")], encrypt: Encrypt = False) -> None:
     """Make a site's private key; prints the public key, for the server's sites.json."""
     from confed.deployment.authority import make_key
 
@@ -348,11 +326,11 @@ def key(
 
 @federation_app.command("ca")
 def ca(
-    folder: Annotated[Path, typer.Argument(help="Folder for ca.key and ca.crt.")],
+    folder: Annotated[Path, argument("Folder for ca.key and ca.crt.")],
     days: Days = 730,
     encrypt: Encrypt = False,
     beside: Annotated[
-        Path | None, typer.Option(help="The server's folder of a federation whose sites shall trust it as well.")
+        Path | None, option("The server's folder of a federation whose sites shall trust it as well.")
     ] = None,
     key: OwnKey = None,
 ) -> None:
@@ -372,11 +350,11 @@ def ca(
 def add(
     folder: ServerFolder,
     site: SiteName,
-    role: Annotated[Role, typer.Option(help="Role of who is added.")] = Role.site,
-    public: Annotated[str, typer.Option(help="The public key. [default: a new key in sites/ or officers/NAME]")] = "",
-    host: Annotated[str, typer.Option(help="Name or address of the server, for the site's README.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
-    again: Annotated[bool, typer.Option("--again", help="Another key for a site that lost its own.")] = False,
+    role: Annotated[Role, option("Role of who is added.")] = Role.site,
+    public: Annotated[str, option("The public key. [default: a new key in sites/ or officers/NAME]")] = "",
+    host: Annotated[str, option("Name or address of the server, for the site's README.")] = "localhost",
+    port: Annotated[int, option("Port of the server.")] = 8443,
+    again: Annotated[bool, option("Another key for a site that lost its own.", "--again")] = False,
     key: CaKey = None,
 ) -> None:
     """Add a site; a running server lets it in at once, and it takes part from the next round. Or a lead or auditor."""
@@ -401,7 +379,7 @@ def revoke(folder: ServerFolder, site: SiteName, key: CaKey = None) -> None:
 def quarantine(
     folder: ServerFolder,
     site: SiteName,
-    release: Annotated[bool, typer.Option("--release", help="End the quarantine.")] = False,
+    release: Annotated[bool, option("End the quarantine.", "--release")] = False,
     key: OwnKey = None,
 ) -> None:
     """Ask a site nothing until it is released; it stays connected, and the run goes on without it."""
@@ -414,11 +392,9 @@ def quarantine(
 @federation_app.command("renew")
 def renew(
     folder: ServerFolder,
-    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")],
+    host: Annotated[str, option("Name or address under which sites reach the server.")],
     days: Days = 365,
-    authority: Annotated[
-        Path | None, typer.Option(help="Folder of the authority. [default: beside the folder]")
-    ] = None,
+    authority: Annotated[Path | None, option("Folder of the authority. [default: beside the folder]")] = None,
 ) -> None:
     """Make a new certificate and key of the server; a running one takes them for new connections."""
     from confed.deployment.roster import renew_server
@@ -429,10 +405,9 @@ def renew(
 
 @federation_app.command("audit")
 def audit(
-    state: Annotated[Path, typer.Argument(help="The server's run folder.")],
-    private: Annotated[list[Path] | None, typer.Argument(help="Private folders of sites, where at hand.")] = None,
+    state: Annotated[Path, argument("The server's run folder.")],
+    private: Annotated[list[Path] | None, argument("Private folders of sites, where at hand.")] = None,
     key: OwnKey = None,
-    as_json: Json = False,
 ) -> None:
     """Verify the server's signatures under all sites' journals, and the journals where they are at hand."""
     from confed.deployment.audit import audit as examine
@@ -440,18 +415,17 @@ def audit(
 
     check_key(state.resolve().parent, key, Action.audit)
     lines = examine(state, private or [])
-    if as_json:
-        print_json([asdict(line) for line in lines])
-    for line in lines if not as_json else ():
+    answer([asdict(line) for line in lines])
+    for line in lines:
         here = "" if line.here is None else f", {line.here} here"
-        say(escape(f"{line.site}: {line.journal}: {line.signed} entries signed{here}: {line.verdict}"))
+        remark(escape(f"{line.site}: {line.journal}: {line.signed} entries signed{here}: {line.verdict}"))
     if not all(line.sound for line in lines):
         raise typer.Exit(FAILED)
 
 
 @federation_app.command("erase")
 def erase(
-    state: Annotated[Path, typer.Argument(help="The server's run folder, of a finished run.")],
+    state: Annotated[Path, argument("The server's run folder, of a finished run.")],
     site: SiteName,
     key: OwnKey = None,
 ) -> None:
@@ -466,8 +440,8 @@ def erase(
 
 @federation_app.command("retain")
 def retain(
-    folder: Annotated[Path, typer.Argument(help="A server's run folder, or a site's private one; not in use.")],
-    days: Annotated[int, typer.Option(help="Days without a change after which states and checkpoints go.")],
+    folder: Annotated[Path, argument("A server's run folder, or a site's private one; not in use.")],
+    days: Annotated[int, option("Days without a change after which states and checkpoints go.")],
     key: OwnKey = None,
 ) -> None:
     """Remove states, checkpoints and models set aside that are older, with a record in removed.jsonl."""
@@ -481,8 +455,8 @@ def retain(
 
 @federation_app.command("pass")
 def make_pass(
-    key: Annotated[Path, typer.Argument(help="Private key of a lead or an auditor.")],
-    hours: Annotated[float, typer.Option(help="Hours for which the token is good.")] = 8.0,
+    key: Annotated[Path, argument("Private key of a lead or an auditor.")],
+    hours: Annotated[float, option("Hours for which the token is good.")] = 8.0,
 ) -> None:
     """Print a token of your own for the server's page, /audit.json and /dossier."""
     from confed.deployment.monitor import make_pass as signed
@@ -501,12 +475,11 @@ def _tell_signed(folders: list[Path]) -> None:
 @federation_app.command("demo")
 def demo(
     overrides: Overrides = None,
-    sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
+    sites: Annotated[int, option("Number of sites.")] = 3,
     recipe: Trained = "fedvqa_scenes",
     method: Method = None,
-    out: Annotated[Path, typer.Option(help="Folder for everything; must not exist.")] = Path("federation-demo"),
+    out: Annotated[Path, option("Folder for everything; must not exist.")] = Path("federation-demo"),
     engine: Chosen = Engine.flower,
-    as_json: Json = False,
 ) -> None:
     """Run a whole federation on this machine: server and sites in separate processes, with TLS, keys and sockets."""
     from confed.deployment.demo import demonstrate
@@ -514,7 +487,7 @@ def demo(
     given = [*(_SMALL if recipe == "fedvqa_scenes" else ()), *(overrides or ())]
     loaded = single_recipe(recipe, given, method)
     summary = demonstrate(loaded, out, sites, notes(), engine.value)
-    show(out / "server" / "state", [summary], as_json)
+    show(out / "server" / "state", [summary])
 
 
 # A size of fedvqa_scenes that trains in half a minute to an accuracy of about 60 %.
@@ -523,13 +496,12 @@ _SMALL = ("data.train=200", "data.validation=40", "data.test=100", "run.rounds=3
 
 @federation_app.command("card")
 def card(
-    recipe: Annotated[str, typer.Argument(help="The recipe whose data are described; with --merge the first card.")],
+    recipe: Annotated[str, argument("The recipe whose data are described; with --merge the first card.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value of the recipe; with --merge further cards.")
+        list[str] | None, argument("section.key=value of the recipe; with --merge further cards.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("card.json"),
-    merge: Annotated[bool, typer.Option("--merge", help="Merge the cards of several sites.")] = False,
-    as_json: Json = False,
+    out: Annotated[Path, option("The file to write.")] = Path("card.json"),
+    merge: Annotated[bool, option("Merge the cards of several sites.", "--merge")] = False,
 ) -> None:
     """Write a data card, for a server without examples: answers, types, words, clients and shapes of a recipe's data.
 
@@ -552,22 +524,20 @@ def card(
         "words": len(data_card.words),
         "unseen places": len(data_card.places),
     }
-    if as_json:
-        print_json({"file": str(out), **counts})
-        return
+    answer({"file": str(out), **counts})
     told = ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
-    say(escape(f"made {out}: {told}; read it before you send it"))
+    remark(escape(f"made {out}: {told}; read it before you send it"))
     if merge:
-        say("every site needs it too: confed client ... --card")
+        remark("every site needs it too: confed client ... --card")
 
 
 @federation_app.command("consent")
 def consent(
-    card: Annotated[Path, typer.Argument(help="The site's data card, which gets the consent.")],
+    card: Annotated[Path, argument("The site's data card, which gets the consent.")],
     site: SiteName,
-    by: Annotated[str, typer.Option(help="Who consents: name and office.")],
+    by: Annotated[str, option("Who consents: name and office.")],
     key: SiteKey = Path("key"),
-    policy: Annotated[Path, typer.Option(help="The policy that is agreed to.")] = Path("policy.toml"),
+    policy: Annotated[Path, option("The policy that is agreed to.")] = Path("policy.toml"),
 ) -> None:
     """Record in a site's card who consents to its part under which policy, signed with the site's key."""
     from confed.deployment.policy import give_consent

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from confed.cli.app import Json, app, print_json
+from confed.cli.app import answer, app, argument, for_people, option
 
 if TYPE_CHECKING:
     from confed.prepare.own_data import Found
@@ -21,23 +20,18 @@ if TYPE_CHECKING:
 @app.command(short_help="Write a recipe for a folder of your own data.")
 def init(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder with your pictures, questions or texts; asked for on a terminal.")
+        Path | None, argument("Folder with your pictures, questions or texts; asked for on a terminal.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Recipe to write; must not exist. [default: FOLDER's name .toml, here]")
-    ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Clients, where the data do not say whose they are.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 5,
-    form: Annotated[str, typer.Option("--as", help="Way of reading the folder, where there are several.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
-    trial: Annotated[float, typer.Option(min=0, help="Seconds to try models in; 0: no trial.")] = 40.0,
+    out: Annotated[Path | None, option("Recipe to write; must not exist. [default: FOLDER's name .toml, here]")] = None,
+    clients: Annotated[int, option("Clients, where the data do not say whose they are.", min=1)] = 4,
+    rounds: Annotated[int, option("Communication rounds.", min=1)] = 5,
+    form: Annotated[str, option("Way of reading the folder, where there are several.", "--as")] = "",
+    device: Annotated[str, option("cpu, cuda or auto.")] = "cpu",
+    trial: Annotated[float, option("Seconds to try models in; 0: no trial.", min=0)] = 40.0,
     encoder: Annotated[
-        str, typer.Option(help="Picture encoder to try: a name on the hub or a folder.", show_default="MobileNetV2")
+        str, option("Picture encoder to try: a name on the hub or a folder.", show_default="MobileNetV2")
     ] = "",
-    text_encoder: Annotated[
-        str, typer.Option(help="Text encoder to try, for questions.", show_default="a small MiniLM")
-    ] = "",
-    as_json: Json = False,
+    text_encoder: Annotated[str, option("Text encoder to try, for questions.", show_default="a small MiniLM")] = "",
 ) -> None:
     """Write a recipe for a folder of your own data: what is there is recognised, and what is left out is said.
 
@@ -76,13 +70,10 @@ def init(
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     others = [name for name in names if name != chosen.form]
-    if as_json:
-        print_json(
-            {"recipe": str(place), "form": chosen.form, "dataset": chosen.dataset, "options": dict(chosen.options),
-             "saw": list(chosen.saw), "left": left, "others": others, "read": read, "minds": minds,
-             "tried": tried}
-        )  # fmt: skip
-        return
+    answer({
+        "recipe": str(place), "form": chosen.form, "dataset": chosen.dataset, "options": chosen.options,
+        "saw": chosen.saw, "left": left, "others": others, "read": read, "minds": minds, "tried": tried,
+    })  # fmt: skip
     _say(folder, place, chosen, words, others, [f"read: {read}", *(f"mind: {text}" for text in minds), *tried])
 
 
@@ -114,7 +105,7 @@ def _read(recipe: "Recipe", folder: Path, others: list[str]) -> tuple[str, list[
 
 def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str], read: list[str]) -> None:
     """What was found, what was left, and what comes next."""
-    shown = Console(highlight=False)
+    shown = for_people()
     shown.print(f"[bold]{escape(str(folder))}[/] is read as {escape(chosen.form)} (dataset {escape(chosen.dataset)}):")
     for line in chosen.saw:
         shown.print(Padding(escape(line), (0, 0, 0, 2)))

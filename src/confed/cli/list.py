@@ -17,8 +17,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from confed.cli.app import FAILED, Json, Private, Site, SiteData, SiteKey, Unsigned, app, print_json, table_of
+from confed.cli.app import (
+    FAILED,
+    answer,
+    app,
+    argument,
+    for_people,
+    option,
+    table_of,
+)
 from confed.cli.completion import complete_anything, complete_kind, complete_task
+from confed.cli.options import Private, Site, SiteData, SiteKey, Unsigned
 from confed.system.packages import for_this_installation
 from confed.system.release import DISTRIBUTION, VERSION
 
@@ -166,21 +175,15 @@ def _weights() -> dict[str, str]:
 def list_things(
     kind: Annotated[
         str,
-        typer.Argument(
-            help="methods, models, tasks, datasets, recipes or runs (those under ./runs)", autocompletion=complete_kind
+        argument(
+            "methods, models, tasks, datasets, recipes or runs (those under ./runs)", autocompletion=complete_kind
         ),
     ] = "methods",
     task: Annotated[
-        str,
-        typer.Option(
-            help="Only what a packaged recipe runs with this task, such as vqa.", autocompletion=complete_task
-        ),
+        str, option("Only what a packaged recipe runs with this task, such as vqa.", autocompletion=complete_task)
     ] = "",
-    paper: Annotated[str, typer.Option(help="Methods and recipes: only those whose paper or author has this.")] = "",
-    contract: Annotated[
-        bool, typer.Option("--contract", help="Methods: which checks apply, and why others do not.")
-    ] = False,
-    as_json: Json = False,
+    paper: Annotated[str, option("Methods and recipes: only those whose paper or author has this.")] = "",
+    contract: Annotated[bool, option("Methods: which checks apply, and why others do not.", "--contract")] = False,
 ) -> None:
     """List methods, models, tasks, datasets, recipes or runs.
 
@@ -189,10 +192,8 @@ def list_things(
     from confed.cli.catalogue import listing
 
     rows = listing(kind, contract=contract, task=task, paper=paper)
-    if as_json:
-        print_json(rows)
-        return
-    console = Console(highlight=False)
+    answer(rows)
+    console = for_people()
     if not rows:
         console.print(f"no {escape(kind)} found")
         return
@@ -238,26 +239,21 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @app.command()
 def doctor(
-    what: Annotated[
-        str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')
-    ] = None,
-    source: Annotated[str | None, typer.Argument(help="Of model: a hub name, a folder, or tiny:FAMILY.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Of model: model.key=value, such as model.base=nf4.")
-    ] = None,
+    what: Annotated[str | None, argument('"model": describe a vision-language model before a run with it.')] = None,
+    source: Annotated[str | None, argument("Of model: a hub name, a folder, or tiny:FAMILY.")] = None,
+    settings: Annotated[list[str] | None, argument("Of model: model.key=value, such as model.base=nf4.")] = None,
     server: Annotated[
-        str | None, typer.Option(help="At a site: the server to join, HOST:PORT. Checks all that joining needs.")
+        str | None, option("At a site: the server to join, HOST:PORT. Checks all that joining needs.")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="The federation's recipe.")] = "recipe.toml",
+    recipe: Annotated[str, option("The federation's recipe.")] = "recipe.toml",
     site: Site = "",
-    ca: Annotated[Path, typer.Option(help="Certificate of the server's authority.")] = Path("ca.crt"),
+    ca: Annotated[Path, option("Certificate of the server's authority.")] = Path("ca.crt"),
     key: SiteKey = Path("key"),
     private: Private = Path("private"),
     data: SiteData = None,
-    card: Annotated[Path | None, typer.Option(help="This site's data card, if any.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="The server has no TLS.")] = False,
+    card: Annotated[Path | None, option("This site's data card, if any.")] = None,
+    insecure: Annotated[bool, option("The server has no TLS.", "--insecure")] = False,
     unsigned: Unsigned = False,
-    as_json: Json = False,
 ) -> None:
     """Check this installation, a model, or whether a site can join.
 
@@ -268,15 +264,15 @@ def doctor(
     if what is not None:
         if what != "model" or source is None:
             raise ValueError(f"confed doctor takes nothing, or model SOURCE; got {what!r}{'' if source else ' alone'}")
-        _sections(_model(source, settings or []), as_json)
+        _sections(_model(source, settings or []))
         return
     if server is not None:
         terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
         authority, given = None if insecure else ca, [*(data or []), *terms]
-        _visit(server, recipe, site, authority, key, private, given, card, unsigned, as_json)
+        _visit(server, recipe, site, authority, key, private, given, card, unsigned)
         return
 
-    _sections(diagnose(), as_json)
+    _sections(diagnose())
 
 
 def _model(source: str, settings: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -294,11 +290,9 @@ def _model(source: str, settings: Sequence[str]) -> dict[str, dict[str, str]]:
     return describe(**{key: value for key, value in section.items() if key in signature(describe).parameters})
 
 
-def _sections(findings: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
-    if as_json:
-        print_json(findings)
-        return
-    shown = Console(highlight=False)
+def _sections(findings: Mapping[str, Mapping[str, str]]) -> None:
+    answer(findings)
+    shown = for_people()
     for section, entries in findings.items():
         shown.print(f"[bold]{section}[/]")
         for key_, value in entries.items():
@@ -310,7 +304,7 @@ _MARKS = {"good": "[green]ok[/]  ", "mind": "[yellow]mind[/]", "bad": "[red]bad[
 
 def _visit(
     server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], card: Path | None,
-    unsigned: bool, as_json: bool,
+    unsigned: bool,
 ) -> None:  # fmt: skip
     from confed.deployment.doctor import check_data, check_server, check_signature
     from confed.deployment.transports import transport_of
@@ -322,15 +316,13 @@ def _visit(
     signature = [] if ca is None or unsigned else check_signature(ca, key, site, recipe, card, private)
     problems = check_server(server, key, ca) + signature + check_data(recipe, site, private, data)
     faulty = sum(finding.mark == "bad" for finding in problems)
-    if as_json:
-        print_json([asdict(finding) for finding in problems])
-    else:
-        shown = Console(highlight=False)
-        for finding in problems:
-            shown.print(f"{_MARKS[finding.mark]} {finding.what}: {escape(finding.text)}", soft_wrap=True)
-            if finding.advice and finding.mark != "good":
-                shown.print(f"       {escape(finding.advice)}", soft_wrap=True)
-        shown.print(f"{faulty} to put right before joining" if faulty else "this site can join")
+    answer([asdict(finding) for finding in problems])
+    shown = for_people()
+    for finding in problems:
+        shown.print(f"{_MARKS[finding.mark]} {finding.what}: {escape(finding.text)}", soft_wrap=True)
+        if finding.advice and finding.mark != "good":
+            shown.print(f"       {escape(finding.advice)}", soft_wrap=True)
+    shown.print(f"{faulty} to put right before joining" if faulty else "this site can join")
     if faulty:
         raise typer.Exit(FAILED)
 
@@ -342,17 +334,14 @@ def _visit(
 def show(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A method, model, dataset, task or recipe (`confed list`), the section local or run, a recipe file, "
+        argument(
+            "A method, model, dataset, task or recipe (`confed list`), the section local or run, a recipe file, "
             "or MODULE:NAME of your own (with --allow-code MODULE).",
             autocompletion=complete_anything,
         ),
     ],
-    kind: Annotated[
-        str, typer.Option(help="method, model, dataset, task, recipe or section, where several have the name.")
-    ] = "",
-    toml: Annotated[bool, typer.Option("--toml", help="Of a recipe: print its file, to be changed.")] = False,
-    as_json: Json = False,
+    kind: Annotated[str, option("method, model, dataset, task, recipe or section, where several have the name.")] = "",
+    toml: Annotated[bool, option("Of a recipe: print its file, to be changed.", "--toml")] = False,
 ) -> None:
     """Explain one method, model, dataset, task or recipe.
 
@@ -366,13 +355,12 @@ def show(
     if toml:
         texts = [recipe.text for recipe in packaged() if recipe.name == name]
         print(texts[0] if texts else read_text(Path(name)), end="")
-    elif as_json:
-        print_json([asdict(one) for one in description])
-    else:
-        console = Console(highlight=False)
-        width = min(console.width, WIDEST)
-        for number, one in enumerate(description):
-            console.print("\n".join([*([""] if number else []), *page(one, width)]), soft_wrap=True)
+        return
+    answer([asdict(one) for one in description])
+    console = for_people()
+    width = min(console.width, WIDEST)
+    for number, one in enumerate(description):
+        console.print("\n".join([*([""] if number else []), *page(one, width)]), soft_wrap=True)
 
 
 def page(one: "Description", width: int) -> Iterator[str]:

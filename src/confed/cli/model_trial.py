@@ -26,12 +26,9 @@ from confed.registry import datasets
 VISION = "google/mobilenet_v2_1.0_224"
 TEXT = "sentence-transformers/paraphrase-MiniLM-L3-v2"
 HUB = ("huggingface.co", 443)
-PATIENCE = 1.0
-"""Seconds in which the hub must answer to count as reachable."""
-EXAMPLES, FEWEST = 320, 60
-"""Training examples of a trial, and fewest that there must be."""
-JUDGED, LEAST = 128, 20
-"""Validation examples that it is judged by, and fewest."""
+PATIENCE = 1.0  # seconds in which the hub must answer to count as reachable
+EXAMPLES, FEWEST = 320, 60  # training examples of a trial, and fewest that there must be
+JUDGED, LEAST = 128, 20  # validation examples that it is judged by, and fewest
 PASSES = 12
 MEMORY = 256 * 2**20
 

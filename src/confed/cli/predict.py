@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.markup import escape
 
-from confed.cli.app import Json, app, notes, plain, print_json, print_line, print_tables, say
+from confed.cli.app import answer, app, argument, is_json, option, print_line, print_tables, progress_notes, remark, say
 from confed.cli.completion import complete_folder
-from confed.system.events import ignore
 
 if TYPE_CHECKING:
     from confed.inference.finished_run import FinishedRun
@@ -21,38 +19,32 @@ if TYPE_CHECKING:
 def predict(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="A finished run, a study (its main method's first seed), a site's private folder, a folder of "
+        argument(
+            "A finished run, a study (its main method's first seed), a site's private folder, a folder of "
             "`confed export`, or an export on the hub: hf:OWNER/NAME, hf:OWNER/NAME@REVISION.",
             autocompletion=complete_folder,
         ),
     ],
-    image: Annotated[Path | None, typer.Option(help="A picture, of any size and format.")] = None,
+    image: Annotated[Path | None, option("A picture, of any size and format.")] = None,
     question: Annotated[
-        list[str] | None,
-        typer.Option(help="A question about it, or a statement to judge; of a model that converses, repeat it."),
+        list[str] | None, option("A question about it, or a statement to judge; of a model that converses, repeat it.")
     ] = None,
     client: Annotated[
-        str | None,
-        typer.Option(help="Use this client's personal model. [default: the global one; at a site the site's]"),
+        str | None, option("Use this client's personal model. [default: the global one; at a site the site's]")
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="With --client: the global model with this client's private part.")
+        bool, option("With --client: the global model with this client's private part.", "--shared")
     ] = False,
-    picture2: Annotated[Path | None, typer.Option(help="A second picture, where the task has two.")] = None,
-    choice: Annotated[list[str] | None, typer.Option(help="A choice, for tasks with choices; repeatable.")] = None,
-    text: Annotated[str | None, typer.Option(help="A text, for models that label texts.")] = None,
+    picture2: Annotated[Path | None, option("A second picture, where the task has two.")] = None,
+    choice: Annotated[list[str] | None, option("A choice, for tasks with choices; repeatable.")] = None,
+    text: Annotated[str | None, option("A text, for models that label texts.")] = None,
     known: Annotated[
-        list[str] | None, typer.Option(help="For label models: known labels, such as 'sky=yes,car=no'; repeatable.")
+        list[str] | None, option("For label models: known labels, such as 'sky=yes,car=no'; repeatable.")
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with the labels and the attention of each.")
-    ] = None,
+    page: Annotated[Path | None, option("Write an HTML page with the labels and the attention of each.")] = None,
     top: Annotated[
-        int | None,
-        typer.Option(help="How many answers (3) or labels (those predicted, at least 10) to show.", show_default=False),
+        int | None, option("How many answers (3) or labels (those predicted, at least 10) to show.", show_default=False)
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Ask a trained model about a picture.
 
@@ -70,19 +62,18 @@ def predict(
     questions = _lines(blank) if run.answer_kind == "conversations" and question is None else question
     prediction = ask(
         run, image, questions, client, top=top, shared=shared, image2=picture2, choices=choice or (), text=text,
-        known=known or (), attention=page is not None or (as_json and run.answer_kind == "labels"), names=_OPTIONS,
-        each=None if as_json else lambda answer: print(answer, flush=True),
+        known=known or (), attention=page is not None or (is_json() and run.answer_kind == "labels"), names=_OPTIONS,
+        each=None if is_json() else lambda text: print(text, flush=True),
     )  # fmt: skip
     if page is not None:
         from confed.inference.ask import write_page
 
         write_page(page, prediction, image, text)
-    if as_json:
-        print_json(prediction | ({} if page is None else {"page": str(page)}))
-    else:
+    answer(prediction | ({} if page is None else {"page": str(page)}))
+    if not is_json():
         _print_prediction(prediction, page)
-    if blank[True] and not as_json:
-        say(f"{blank.total()} lines = {blank[False]} asked + {blank[True]} left out (blank)")
+    if blank[True]:
+        remark(f"{blank.total()} lines = {blank[False]} asked + {blank[True]} left out (blank)")
 
 
 _OPTIONS = {"image": "--image", "question": "--question", "image2": "--picture2", "choices": "--choice"}
@@ -104,8 +95,8 @@ def _print_prediction(prediction: Mapping[str, Any], page: Path | None) -> None:
         print(prediction["caption"])
     if "labels" in prediction:
         print("\n".join(_label_lines(prediction, max(10, sum(entry["predicted"] for entry in prediction["labels"])))))
-    for answer in prediction.get("answers", ()):
-        print(f"{answer['probability']:6.1%}  {answer['answer']}")
+    for entry in prediction.get("answers", ()):
+        print(f"{entry['probability']:6.1%}  {entry['answer']}")
     if prediction.get("unknown_words"):
         say(f"[yellow]words the model does not know:[/] {escape(', '.join(prediction['unknown_words']))}")
     if page is not None:
@@ -138,26 +129,25 @@ def _label_lines(prediction: Mapping[str, Any], shown: int) -> list[str]:
 def export(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="A finished run, a study (its main method's first seed), or a site's private folder.",
+        argument(
+            "A finished run, a study (its main method's first seed), or a site's private folder.",
             autocompletion=complete_folder,
         ),
     ],
-    target: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    target: Annotated[Path, argument("Folder to write; must not exist.")],
     merged: Annotated[
-        bool, typer.Option(help="Of a model by name: one whole model for transformers, with what was trained merged.")
+        bool, option("Of a model by name: one whole model for transformers, with what was trained merged.")
     ] = False,
     client: Annotated[
-        str | None, typer.Option(help="With --merged: the client whose personal model; the global one by default.")
+        str | None, option("With --merged: the client whose personal model; the global one by default.")
     ] = None,
     hub: Annotated[
-        str | None, typer.Option(help="Also upload to this model repository of the Hugging Face hub, OWNER/NAME.")
+        str | None, option("Also upload to this model repository of the Hugging Face hub, OWNER/NAME.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --hub: a private repository.")] = False,
+    private: Annotated[bool, option("With --hub: a private repository.", "--private")] = False,
     personal: Annotated[
-        bool, typer.Option("--personal", help="With --hub: upload personal models too, which are personal data.")
+        bool, option("With --hub: upload personal models too, which are personal data.", "--personal")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Export trained models for confed, transformers and peft.
 
@@ -175,11 +165,9 @@ def export(
         written = _published(folder, target, hub, private, personal)
     else:
         written = export_models(folder, target, merged=merged, client=client)
-    if as_json:
-        print_json(written)
-        return
+    answer(written)
     for name, path in written.items():
-        print(f"{name}: {path}")
+        print_line(escape(f"{name}: {path}"))
 
 
 def _published(folder: Path, target: Path, hub: str, private: bool, personal: bool) -> dict[str, str]:
@@ -236,26 +224,17 @@ def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
 def evaluate(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            help="A finished run, or a study (its main method's first seed).", autocompletion=complete_folder
-        ),
+        argument("A finished run, or a study (its main method's first seed).", autocompletion=complete_folder),
     ],
-    data: Annotated[
-        list[str] | None, typer.Option(help="A key of the data section, such as root=DIR; repeatable.")
-    ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="global, personal:CLIENT or all; repeatable. [default: global]")
-    ] = None,
-    against: Annotated[Path | None, typer.Option(help="A second run, compared on the same examples.")] = None,
+    data: Annotated[list[str] | None, option("A key of the data section, such as root=DIR; repeatable.")] = None,
+    model: Annotated[list[str] | None, option("global, personal:CLIENT or all; repeatable. [default: global]")] = None,
+    against: Annotated[Path | None, option("A second run, compared on the same examples.")] = None,
     examples: Annotated[
-        Literal["all", "test"], typer.Option(help="Of new data: all that were not learned from, or held-out tests.")
+        Literal["all", "test"], option("Of new data: all that were not learned from, or held-out tests.")
     ] = "all",
-    known: Annotated[
-        str, typer.Option(metavar="SHARES", help="Labels: give these shares as known, such as 0,0.25,0.5.")
-    ] = "",
-    seed: Annotated[int, typer.Option(help="With --known: of the choice of labels.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder. [default: RUN/evaluations/NUMBER]")] = None,
-    as_json: Json = False,
+    known: Annotated[str, option("Labels: give these shares as known, such as 0,0.25,0.5.", metavar="SHARES")] = "",
+    seed: Annotated[int, option("With --known: of the choice of labels.")] = 0,
+    out: Annotated[Path | None, option("Folder. [default: RUN/evaluations/NUMBER]")] = None,
 ) -> None:
     """Evaluate trained models on other data, or with known labels.
 
@@ -266,7 +245,7 @@ def evaluate(
     if known:
         if data or against is not None:
             raise ValueError(f"{'--data' if data else '--against'} goes without --known, which is of the run's tests")
-        _evaluate_known(folders, known, model or ["global"], seed, out, as_json)
+        _evaluate_known(folders, known, model or ["global"], seed, out)
         return
     from confed.inference.evaluate import evaluate as tried_on
     from confed.inference.evaluate import write_evaluation
@@ -277,16 +256,12 @@ def evaluate(
     run = run_of(folders[0])
     evaluation = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against), examples)
     files = write_evaluation(evaluation, out or _next(run / "evaluations"))
-    if as_json:
-        print_json({**plain(evaluation.content()), "files": {name: str(path) for name, path in files.items()}})
-        return
+    answer({**evaluation.content(), "files": {name: str(path) for name, path in files.items()}})
     print_tables([evaluation.table()])
     print_line(f"written: {escape(str(files['evaluation.json'].parent))}")
 
 
-def _evaluate_known(
-    folders: list[Path], shares: str, models: list[str], seed: int, out: Path | None, as_json: bool
-) -> None:
+def _evaluate_known(folders: list[Path], shares: str, models: list[str], seed: int, out: Path | None) -> None:
     """How much known labels of an example improve the prediction of its others; page, table and figure."""
     from confed.analysis.known_labels import tell
     from confed.analysis.victim import write
@@ -298,14 +273,12 @@ def _evaluate_known(
     kind, _, client = models[0].partition(":")
     if len(models) > 1 or kind not in ("global", "personal") or (kind == "personal") != bool(client):
         raise ValueError(f"with --known, --model must be global or personal:CLIENT, got {', '.join(models)}")
-    finding = tell(folders, known_shares, client, seed, ignore if as_json else notes())
+    finding = tell(folders, known_shares, client, seed, progress_notes())
     page = write(finding, out or folders[0], "")
-    if as_json:
-        print_json(plain(finding.values))
-        return
+    answer(finding.values)
     print_tables(finding.tables)
     for note in finding.values["notes"]:
-        say(escape(note))
+        remark(escape(note))
     print_line(f"report: {escape(str(page))}")
 
 

@@ -13,32 +13,22 @@ from rich.markup import escape
 
 from confed.cli.app import (
     FAILED,
-    Json,
+    answer,
     app,
+    argument,
     complain,
+    for_people,
+    is_json,
     is_quiet,
-    plain,
-    print_json,
-    say,
+    option,
+    remark,
     show,
     showing,
     table_of,
     tell_asks,
 )
-from confed.cli.cells import compute_cell
 from confed.cli.completion import complete_folder
-from confed.cli.plan import rows_of_study, show_plan
-from confed.cli.study import (
-    Methods,
-    Overrides,
-    Plan,
-    RecipeName,
-    Workers,
-    finish,
-    show_sweep,
-    show_tuning,
-    tell_account,
-)
+from confed.cli.options import Methods, Overrides, Plan, RecipeName, Workers
 from confed.system.collector import collector_at_rest
 from confed.system.format import duration
 from confed.tracking.backends import BACKENDS
@@ -46,21 +36,20 @@ from confed.tracking.backends import BACKENDS
 if TYPE_CHECKING:
     from confed.results.watching import RunState
 
-Every = Annotated[float, typer.Option(min=0.2, help="Seconds between looks at the files.")]
+Every = Annotated[float, option("Seconds between looks at the files.", min=0.2)]
 _PLACES = "; ".join(f"{name}: {backend.place}" for name, backend in BACKENDS.items())
 _STYLE = {"finished": "green", "running": "bold", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="Python file of your own; its code is run.")],
+    file: Annotated[Path, argument("Python file of your own; its code is run.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="What the recipe is to have instead.")
+        list[str] | None, argument("What the recipe is to have instead.", metavar="[SECTION.KEY=VALUE]...")
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="Recipe to run it with; by default drawn scenes and a tiny model.", show_default=False)
+        str, option("Recipe to run it with; by default drawn scenes and a tiny model.", show_default=False)
     ] = "",
-    as_json: Json = False,
 ) -> None:
     """Check a method, model, dataset, task or measure of your own.
 
@@ -68,19 +57,16 @@ def check(
     """
     from confed.api.check import check_file
 
-    console, faulty, all_checked = Console(highlight=False), False, []
+    console, faulty, all_checked = for_people(), False, []
     for checked in check_file(file, overrides or (), recipe):
         faulty = faulty or bool(checked.fault)
         all_checked.append(asdict(checked))
-        if as_json:
-            continue
         console.print(f"[bold]{escape(checked.name)}[/] ({checked.kind})")
         for name, verdict in checked.verdicts:
             console.print(f"  {'[green]✓[/]' if verdict == 'passed' else '–'} {escape(name)}: {escape(verdict)}")
         if checked.fault:
             console.print(f"  [red]✗[/] {escape(checked.fault)}")
-    if as_json:
-        print_json(all_checked)
+    answer(all_checked)
     if faulty:
         raise typer.Exit(FAILED)
 
@@ -90,12 +76,11 @@ def run(
     recipe: RecipeName = "fedvqa_scenes",
     overrides: Overrides = None,
     methods: Methods = None,
-    seed: Annotated[int | None, typer.Option(help="The first seed. [default: the recipe's]")] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the first.")] = 1,
-    workers: Annotated[int | None, typer.Option(help="Processes of a run; 0: one per core.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; must not exist. [default: runs/NAME]")] = None,
+    seed: Annotated[int | None, option("The first seed. [default: the recipe's]")] = None,
+    seeds: Annotated[int, option("Number of seeds, counted from the first.")] = 1,
+    workers: Annotated[int | None, option("Processes of a run; 0: one per core.")] = None,
+    out: Annotated[Path | None, option("Folder; must not exist. [default: runs/NAME]")] = None,
     plan: Plan = False,
-    as_json: Json = False,
 ) -> None:
     """Run a recipe; without arguments, the built-in benchmark.
 
@@ -104,6 +89,7 @@ def run(
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
     with collector_at_rest():
+        from confed.cli.grids import finish, rows_of_study, show_plan, tell_account
         from confed.engines.workers import free_cores
         from confed.recipes.recipe import load_recipe
         from confed.studies.runner import run_single
@@ -119,7 +105,7 @@ def run(
         loaded = load_recipe(recipe, overrides) if methods is None else load_rows(recipe, overrides, methods)
     tell_asks(loaded, recipe)
     if plan:
-        show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
+        show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None)
         return
     folder = out or free_folder(loaded.name)
     if loaded.methods or seeds != 1:
@@ -129,24 +115,22 @@ def run(
         if seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {seeds}")
         open_study(loaded, folder, range(loaded.run.seed, loaded.run.seed + seeds), side_by_side=False)
-        finish(folder, None, as_json)
+        finish(folder, None)
         return
-    with showing(folder, as_json, rounds=True) as display:
+    with showing(folder, rounds=True) as display:
         summary = run_single(loaded, folder, display)
-    if not as_json:
-        tell_account(summary)
-    show(folder, [summary], as_json)
+    tell_account(summary)
+    show(folder, [summary])
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Of a run, study, sweep or tuning.", autocompletion=complete_folder)],
+    folder: Annotated[Path, argument("Of a run, study, sweep or tuning.", autocompletion=complete_folder)],
     workers: Workers = None,
     cell: Annotated[
-        str, typer.Option(metavar="NUMBER|array", help="Only this run of a grid made with --on, or the array task's.")
+        str, option("Only this run of a grid made with --on, or the array task's.", metavar="NUMBER|array")
     ] = "",
-    grace: Annotated[float, typer.Option(help="With --cell: seconds after SIGUSR1 for the round under way.")] = 90.0,
-    as_json: Json = False,
+    grace: Annotated[float, option("With --cell: seconds after SIGUSR1 for the round under way.")] = 90.0,
 ) -> None:
     """Continue a run, study, sweep or tuning where it stopped.
 
@@ -154,22 +138,22 @@ def resume(
     --cell array. Its exit codes: 0 done, 75 stopped before the end (SIGUSR1) and to be started again, 143 asked to end
     (SIGTERM).
     """
+    from confed.cli.grids import compute_cell, finish
+
     if cell:
         compute_cell(folder, cell, grace)
     else:
-        finish(folder, workers, as_json)
+        finish(folder, workers)
 
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Of a run, study or sweep, finished or not.", autocompletion=complete_folder)
-    ],
-    figures: Annotated[bool, typer.Option("--figures", help="Also write figures/, as PNG and SVG.")] = False,
-    methods: Annotated[str | None, typer.Option(help="With --figures: only these rows, a,b,c.")] = None,
-    as_json: Json = False,
+    folder: Annotated[Path, argument("Of a run, study or sweep, finished or not.", autocompletion=complete_folder)],
+    figures: Annotated[bool, option("Also write figures/, as PNG and SVG.", "--figures")] = False,
+    methods: Annotated[str | None, option("With --figures: only these rows, a,b,c.")] = None,
 ) -> None:
     """Write report.html again and show the table."""
+    from confed.cli.tables import show_sweep, show_tuning
     from confed.report.report import save_figures
     from confed.results.folder import kind_of, run_folders
     from confed.results.runs import load
@@ -177,13 +161,13 @@ def report(
     from confed.studies.tune import is_tuning, tuned_so_far
 
     if is_tuning(folder):
-        show_tuning(folder, tuned_so_far(folder), as_json)
+        show_tuning(folder, tuned_so_far(folder))
         return
     if kind_of(folder) == "sweep":
         if figures or methods:
             first = folder / next((point.folder for point in read_sweep(folder).points), "STUDY")
             raise ValueError(f"figures are of one study: give the folder of one in {folder}, such as {first}")
-        show_sweep(folder, as_json)
+        show_sweep(folder)
         return
     folders = run_folders(folder)
     # Rows of one method are told apart by the study's labels, which a run does not know.
@@ -198,20 +182,17 @@ def report(
         raise ValueError("--methods needs --figures")
     if figures and not save_figures(folder, methods=chosen):
         complain(f"{folder} has no results to draw yet", "note")
-    show(folder, summaries, as_json)
+    show(folder, summaries)
 
 
 @app.command()
 def watch(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            help="Of a run, study or sweep. [default: the newest under runs]", autocompletion=complete_folder
-        ),
+        argument("Of a run, study or sweep. [default: the newest under runs]", autocompletion=complete_folder),
     ] = None,
     every: Every = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the state and stop.")] = False,
-    as_json: Json = False,
+    once: Annotated[bool, option("Print the state and stop.", "--once")] = False,
 ) -> None:
     """Follow a run, study or sweep while it is under way.
 
@@ -223,11 +204,10 @@ def watch(
 
     place = folder or _newest(Path("runs"))
     states = states_of(place)
-    if as_json:
-        print_json(plain({"folder": str(place), "runs": [asdict(state) for state in states]}))
-    elif once:
-        Console(highlight=False).print(_states_table(place, states))
-    else:
+    answer({"folder": str(place), "runs": [asdict(state) for state in states]})
+    if once:
+        for_people().print(_states_table(place, states))
+    elif not is_json():
         states = _follow(place, states, every)
     if any(state.state == "failed" for state in states):
         raise typer.Exit(FAILED)
@@ -318,20 +298,16 @@ def _complete_tool(incomplete: str) -> list[str]:
 @app.command()
 def track(
     folder: Annotated[
-        Path,
-        typer.Argument(help="Of a run, study or sweep, or a site's private one.", autocompletion=complete_folder),
+        Path, argument("Of a run, study or sweep, or a site's private one.", autocompletion=complete_folder)
     ],
-    to: Annotated[
-        str, typer.Option(help=f"The tool: {', '.join(BACKENDS)}.", autocompletion=_complete_tool)
-    ] = "trackio",
-    at: Annotated[str, typer.Option(help=f"Where it keeps runs. {_PLACES}.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on while a process is at work there.")] = False,
+    to: Annotated[str, option(f"The tool: {', '.join(BACKENDS)}.", autocompletion=_complete_tool)] = "trackio",
+    at: Annotated[str, option(f"Where it keeps runs. {_PLACES}.")] = "",
+    follow: Annotated[bool, option("Go on while a process is at work there.", "--follow")] = False,
     every: Every = 2.0,
-    project: Annotated[str, typer.Option(help="Name of the project. [default: the recipe's]")] = "",
-    group: Annotated[str, typer.Option(help="Name of the group. [default: the study folder's]")] = "",
-    name: Annotated[str, typer.Option(help="Name of a run on its own. [default: its folder's]")] = "",
-    files: Annotated[bool, typer.Option(help="Send recipe, summary and report as well.")] = True,
-    as_json: Json = False,
+    project: Annotated[str, option("Name of the project. [default: the recipe's]")] = "",
+    group: Annotated[str, option("Name of the group. [default: the study folder's]")] = "",
+    name: Annotated[str, option("Name of a run on its own. [default: its folder's]")] = "",
+    files: Annotated[bool, option("Send recipe, summary and report as well.")] = True,
 ) -> None:
     """Send metrics and files of runs to a tracking tool.
 
@@ -348,13 +324,12 @@ def track(
     tracked = []
     for sent in tracking(place, to, at=at, names=names, files=files, follow=follow, every=every):
         tracked.append(sent)
-        if not as_json and not is_quiet():
+        if not is_quiet():
             new = f"{sent.values:,} new values" if sent.values else "no new values"
-            say(f"{escape(sent.name)}: {sent.state}, round {sent.round}, {new}")
-    if as_json:
-        print_json(plain({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in tracked]}))
-    elif tracked:
+            remark(f"{escape(sent.name)}: {sent.state}, round {sent.round}, {new}")
+    answer({"folder": str(place), "to": to, "runs": [asdict(sent) for sent in tracked]})
+    if tracked:
         see = BACKENDS[to].show.format(where=tracked[-1].where, project=tracked[-1].project)
-        say(escape(f"{to}: project {tracked[-1].project}, {tracked[-1].where}" + (f"; see `{see}`" if see else "")))
+        remark(escape(f"{to}: project {tracked[-1].project}, {tracked[-1].where}" + (f"; see `{see}`" if see else "")))
     else:
-        say("no run has begun here")
+        remark("no run has begun here")

@@ -34,18 +34,14 @@ from confed.metrics.statistics import (
 )
 from confed.metrics.stratified import RESAMPLES, Interval, SignFlip, flip_interval, sign_flip
 
-MARGIN = 0.01
-"""Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""
-
-MOST_SIGNS = 200_000
-"""Random signs at most of a test by place."""
+MARGIN = 0.01  # differences smaller than this (one percentage point) are taken not to matter, unless told otherwise
+MOST_SIGNS = 200_000  # random signs at most of a test by place
 
 REFERENCE_ROWS = ("adapter",)
 """Rows that methods are compared with by their name, after the methods that are references."""
 
 
-Outcomes = Mapping[str, Outcome]
-"""Outcomes that methods are compared by, in the order of tables."""
+Outcomes = Mapping[str, Outcome]  # outcomes that methods are compared by, in the order of tables
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,7 @@ class Record:
         return bool(every) and all(bool(np.isin(rows.scores, (0, 1)).all()) for rows in every)
 
 
-Methods = Mapping[str, Mapping[int, Record]]
-"""Method -> seed -> record."""
+Methods = Mapping[str, Mapping[int, Record]]  # method -> seed -> record
 
 
 def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from confed.comparison.records import Methods, Record
 from confed.metrics.scores import SCORES
 
-SEVERAL = "score"
-"""What a metric is called where places have several."""
+SEVERAL = "score"  # what a metric is called where places have several
 
 SHARES_OF_RIGHT = (*(name for name, score in SCORES.items() if score.of_right), SEVERAL)
 """Metrics that are the same share of right answers where every question has one."""
@@ -19,8 +18,7 @@ class OtherExamples(str):
     """Why two runs of one seed were not tested on the same examples: means of them are not tested over seeds either."""
 
 
-Pairs = Sequence[tuple[Record, Record]]
-"""A record of each of two methods, seed by seed."""
+Pairs = Sequence[tuple[Record, Record]]  # a record of each of two methods, seed by seed
 
 
 def refusal(record: Record, reference: Record) -> str:

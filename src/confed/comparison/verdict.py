@@ -19,8 +19,7 @@ from confed.comparison.records import Outcome, Record, Role, distinct_labels
 from confed.comparison.refusals import fails
 from confed.system import format as formats
 
-POOLING = 5.0
-"""Points that centralised training has to be ahead of local training by, for a difference to be judged."""
+POOLING = 5.0  # points that centralised training has to be ahead of local training by, for a difference to be judged
 
 
 @dataclass(frozen=True)

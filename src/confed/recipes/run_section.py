@@ -89,7 +89,7 @@ class RunSection:
         keep_personal: clients keep their own version of the shared tensors after every round.
         gallery: sample questions per place in the report.
         controls: "all": the final models are also tried with permuted and blank inputs, and beside answers that see no
-            picture (:mod:`confed.runs.controls`); "none" saves that time.
+            picture (controls); "none" saves that time.
         batch_clients: how many clients of a cohort are trained at once, and how many own models evaluated, their
             parameters stacked (together): faster where models are small. Results are those of one
             by one but for rounding. In one process; methods, models and settings that cannot have it are trained one by

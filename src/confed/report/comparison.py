@@ -25,7 +25,7 @@ from confed.comparison.verdict import compare as compare_records
 from confed.metrics.statistics import Bootstrap, Swap, smallest_p
 from confed.report.tables.control_marks import MEANING, with_marks
 from confed.report.tables.differences import client_table, difference_table, seed_table
-from confed.report.tables.labels import without_positives
+from confed.report.tables.methods import without_positives
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_html, to_latex, to_markdown, to_rich
 from confed.results.metric import metric_note, metric_of
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Group
 
-Methods = Mapping[str, Mapping[int, RunResults]]
-"""Method -> seed -> run."""
+Methods = Mapping[str, Mapping[int, RunResults]]  # method -> seed -> run
 
 # Caveats of a comparison of methods, in sentences -------------------------------------------------------------
 
@@ -173,39 +172,27 @@ def _on_methods(methods: Methods) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of :func:`compare`.
+    """Result of :func:`compare`."""
 
-    Attributes:
-        references: the methods that the others are compared with, one table each.
-        labels: method -> its name as people write it, in order.
-        metric: name of the headline metric.
-        margin: differences smaller than this are taken not to matter, a fraction.
-        values: measure -> method -> seed -> value.
-        differences: one per reference, measure and method that share a seed.
-        compared: the tests of all pairs.
-        warnings: settings in which the runs differ although only the algorithm and the seed should.
-        remarks: how to read the figures.
-        table_remarks: how to read the tables of this comparison: their tests of equivalence and corrections.
-        clients_of: method -> client -> seed -> value of what is deployed at the client, where the study says so, or of
-            its personal model.
-        places_of: measure -> method -> place -> seed -> value, of measures that are means over places.
-        refused: method -> other method -> why the two are not tested against each other, nor compared client by client.
-        blind: measure and method of models that do not beat their controls (:mod:`confed.report.tables.control_marks`).
-    """
-
-    references: tuple[str, ...]
-    labels: Mapping[str, str]
-    metric: str
-    margin: float
-    values: Mapping[str, Mapping[str, Mapping[int, float]]]
-    differences: tuple[Difference, ...]
-    warnings: tuple[str, ...]
-    remarks: tuple[str, ...]
+    references: tuple[str, ...]  # the methods that the others are compared with, one table each
+    labels: Mapping[str, str]  # method -> its name as people write it, in order
+    metric: str  # name of the headline metric
+    margin: float  # differences smaller than this are taken not to matter, a fraction
+    values: Mapping[str, Mapping[str, Mapping[int, float]]]  # measure -> method -> seed -> value
+    differences: tuple[Difference, ...]  # one per reference, measure and method that share a seed
+    warnings: tuple[str, ...]  # settings in which the runs differ although only the algorithm and the seed should
+    remarks: tuple[str, ...]  # how to read the figures
+    # How to read the tables of this comparison: their tests of equivalence and corrections.
     table_remarks: tuple[str, ...]
-    compared: Compared
+    compared: Compared  # the tests of all pairs
+    # Method -> client -> seed -> value of what is deployed at the client, where the study says so, or of its personal
+    # model.
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
+    # Measure -> method -> place -> seed -> value, of measures that are means over places.
     places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    # Method -> other method -> why the two are not tested against each other, nor compared client by client.
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    # Measure and method of models that do not beat their controls (`control_marks`).
     blind: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -13,12 +13,15 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.report import section
 from confed.report.comparison import compare_runs, verdict
-from confed.report.figures.bars import further_bars
+from confed.report.figures.results import further_bars
 from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.html.page import listed
 from confed.report.sections.general import has_modalities, tasks
+from confed.report.tables import modalities
 from confed.report.tables.cells import missing_sites_note
+from confed.report.tables.methods import label_tables, labelled_rows, paper_table
+from confed.report.tables.table import in_files, write_files
 from confed.results.metric import metric_of
 from confed.results.runs import StudyResults, load
 from confed.system import format as formats
@@ -54,6 +57,20 @@ GLOSSARY: Mapping[str, str] = {
     "(brightness grows with the square root of the weight, which is 1 at the most looked-at part). A yellow frame is "
     "around the region that counted most, where the model reads regions.",
 }
+
+
+def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
+    """Export of a study's tables to its folder: ``table`` (the paper's), ``compare`` and what goes with its data."""
+    study = load(Path(folder))
+    texts = in_files("table", paper_table(study))
+    if rows := labelled_rows(study):
+        for name, table in label_tables(rows, every=True).items():
+            texts |= in_files(name, table)
+    if (matrix := modalities.table(study)) is not None:
+        texts |= in_files(modalities.FILE, matrix)
+    if len(study.methods) > 1:
+        texts |= compare_runs(study.runs, references, margin).files()
+    return write_files(study.folder, texts)
 
 
 def write_report(folder: Path) -> Path:

@@ -30,51 +30,32 @@ class Page:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
+    """A section of the page."""
 
-    Attributes:
-        anchor: name of links to it.
-        place: sections stand in the order of these numbers.
-        html: its content; a section without any is left out.
-        wants: whether a study has what it shows.
-        figures: name of a file of ``confed report --figures`` -> what draws it.
-    """
-
-    anchor: str
+    anchor: str  # name of links to it
     title: str
-    place: int
-    html: Callable[[Page], str] = lambda page: ""
-    wants: Callable[[StudyResults], bool] = lambda study: True
+    place: int  # sections stand in the order of these numbers
+    html: Callable[[Page], str] = lambda page: ""  # its content; a section without any is left out
+    wants: Callable[[StudyResults], bool] = lambda study: True  # whether a study has what it shows
+    # Name of a file of `confed report --figures` -> what draws it.
     figures: Mapping[str, Callable[[StudyResults], Drawing | None]] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Words for a kind of data.
+    """Words for a kind of data."""
 
-    Attributes:
-        wants: whether a study has such data.
-        things: what its examples are called, in the plural.
-        measured: what is measured after the last round, in sentences.
-        model: what is trained.
-        stays: what never leaves a client beside the things.
-        metric: the headline metric; empty for that of the runs.
-        titles: anchor of a section -> its title, where that is another.
-        glossary: further terms.
-        not_in_glossary: terms of other data.
-        default: whether it is for data that no other kind wants.
-    """
-
-    wants: Callable[[StudyResults], bool]
-    things: Callable[[StudyResults], str]
-    measured: Callable[[StudyResults], str]
-    model: str = "vision-language model"
-    stays: str = "Pictures and "
-    metric: str = ""
+    wants: Callable[[StudyResults], bool]  # whether a study has such data
+    things: Callable[[StudyResults], str]  # what its examples are called, in the plural
+    measured: Callable[[StudyResults], str]  # what is measured after the last round, in sentences
+    model: str = "vision-language model"  # what is trained
+    stays: str = "Pictures and "  # what never leaves a client beside the things
+    metric: str = ""  # the headline metric; empty for that of the runs
+    # Anchor of a section -> its title, where that is another.
     titles: Mapping[str, str] = field(default_factory=dict[str, str])
-    glossary: Mapping[str, str] = field(default_factory=dict[str, str])
-    not_in_glossary: tuple[str, ...] = ()
-    default: bool = False
+    glossary: Mapping[str, str] = field(default_factory=dict[str, str])  # further terms
+    not_in_glossary: tuple[str, ...] = ()  # terms of other data
+    default: bool = False  # whether it is for data that no other kind wants
 
 
 def _declared(name: str) -> Iterator[Any]:

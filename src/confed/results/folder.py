@@ -24,15 +24,13 @@ from confed.system.plain_text import visible
 
 Kind = Literal["run", "federation", "study", "sweep", ""]
 
-MEMBERS = "members.json"
-"""Who takes part in a federation across machines, in its run folder."""
+MEMBERS = "members.json"  # who takes part in a federation across machines, in its run folder
 
 PAGE_TOKEN = "page.token"  # of a server's page, made before its run begins
 FINAL = "final.json"
 """What the final models do at a federation's sites, by model; :mod:`confed.deployment.server`."""
 
-SWEEPS = ("sweep.json", "models.json")
-"""Index of a sweep; the second is what version 0.1 called that of several models."""
+SWEEPS = ("sweep.json", "models.json")  # index of a sweep; the second is what version 0.1 called that of several models
 
 SCORES = "scores.json"
 """In place of a summary: validation scores of a run without test data, such as a configuration of ``confed tune``."""

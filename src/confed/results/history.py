@@ -13,11 +13,8 @@ from confed.results.views import View
 POOLED = "C-AP-binned"
 """What curves of multi-label runs show: means over labels add up over clients through counts only."""
 
-Curve = Mapping[int, float]
-"""Round -> value; round 0 is before training."""
-
-Rounds = Mapping[int, Mapping[str, float]]
-"""Round -> place -> value."""
+Curve = Mapping[int, float]  # round -> value; round 0 is before training
+Rounds = Mapping[int, Mapping[str, float]]  # round -> place -> value
 
 
 def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:

@@ -7,8 +7,7 @@ from confed.metrics.scores import SCORES, title_of
 from confed.results.records import record_of
 from confed.results.runs import RunResults
 
-ANSWER_TYPES = ("yes/no", "number", "other")
-"""The types of VQA-v2, in the order in which its tables have them."""
+ANSWER_TYPES = ("yes/no", "number", "other")  # the types of VQA-v2, in the order in which its tables have them
 
 
 def types_in_order(types: Iterable[str]) -> list[str]:

@@ -27,8 +27,7 @@ OUTCOMES: Mapping[str, Outcome] = {
 }
 """Outcomes of runs, in the order of tables."""
 
-MEANS_OF_VIEWS = {view.mean: view for view in View}
-"""Outcome that is a mean over places -> its view."""
+MEANS_OF_VIEWS = {view.mean: view for view in View}  # outcome that is a mean over places -> its view
 
 
 @dataclass(frozen=True)

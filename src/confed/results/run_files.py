@@ -27,8 +27,7 @@ def name_hashes(names: Iterable[str]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
 
-MOST_HISTORY = 2**30
-"""Bytes of a history; one of 100,000 clients has about 10 MB a round."""
+MOST_HISTORY = 2**30  # bytes of a history; one of 100,000 clients has about 10 MB a round
 _NUMBERS = ("loss", "bytes_up", "bytes_down", "errors")
 _PLACES = (*_NUMBERS, "personal", "global", "unseen", "pooled")
 

@@ -36,11 +36,8 @@ from confed.federation.reading import FAULTS, check_header
 from confed.results.run_files import lines_of
 from confed.results.views import EVALUATED
 
-EXACT, MOST = 1_000_000, 8_400_000
-"""Numbers of a table up to which they are exact, and numbers of a table at most."""
-
-ORDERED = 1000
-"""Places of a round that decide the order of columns."""
+EXACT, MOST = 1_000_000, 8_400_000  # numbers of a table up to which they are exact, and numbers of a table at most
+ORDERED = 1000  # places of a round that decide the order of columns
 
 TRAINING, POOLED = "training", "pooled"
 """Views of what is no test: losses and bytes by round and client, metrics of all places together by round and view."""
@@ -56,27 +53,18 @@ _TRAINED = ("bytes_down", "bytes_up", "loss", "staleness")
 _SPENT = "update_privacy"
 
 Columns = Mapping[str, np.ndarray]
-Places = Mapping[str, Columns]
-"""Place -> column -> a row per example."""
+Places = Mapping[str, Columns]  # place -> column -> a row per example
 
 
 @dataclass(frozen=True)
 class Values:
-    """Numbers by round and place, a row for each pair.
+    """Numbers by round and place, a row for each pair."""
 
-    Attributes:
-        names: the places.
-        rounds: int32, shape (N,).
-        places: positions in ``names``, int32, shape (N,).
-        columns: measure -> shape (N,).
-        means: measures that have no column here, by round.
-    """
-
-    names: tuple[str, ...]
-    rounds: np.ndarray
-    places: np.ndarray
-    columns: Columns
-    means: "Values | None" = None
+    names: tuple[str, ...]  # the places
+    rounds: np.ndarray  # int32, shape (N,)
+    places: np.ndarray  # positions in `names`, int32, shape (N,)
+    columns: Columns  # measure -> shape (N,)
+    means: "Values | None" = None  # measures that have no column here, by round
 
     def by_round(self, measure: str) -> dict[int, dict[str, float]]:
         """Round -> place -> value, of finite ones."""
@@ -113,19 +101,15 @@ class FinalResult:
 
 @dataclass(frozen=True)
 class Records:
-    """What a run measured, without its test examples (:func:`read_examples`).
+    """What a run measured, without its test examples (:func:`read_examples`)."""
 
-    Attributes:
-        rounds: facts of every round: "event" ("round", or "finish" for what follows the last one), "round", "errors",
-            "digest" of its line in the history, and what else is no number of a client.
-        evaluations: facts of every evaluation: "round", "split", "digest", "unanswered".
-        values: view -> its numbers by round.
-        tests: view -> the final models on test data, also on that of other clients; empty for older runs.
-    """
-
+    # Facts of every round: "event" ("round", or "finish" for what follows the last one), "round", "errors", "digest"
+    # of its line in the history, and what else is no number of a client.
     rounds: tuple[Mapping[str, Any], ...] = ()
+    # Facts of every evaluation: "round", "split", "digest", "unanswered".
     evaluations: tuple[Mapping[str, Any], ...] = ()
-    values: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    values: Mapping[str, Values] = field(default_factory=dict[str, Values])  # view -> its numbers by round
+    # View -> the final models on test data, also on that of other clients; empty for older runs.
     tests: Mapping[str, Sequence[FinalResult]] = field(default_factory=dict[str, Any])
 
     @property

@@ -24,11 +24,8 @@ VALIDATION = "validation"
 PRIVACY, EXAMPLE_PRIVACY = "update_privacy", "example_privacy"
 """Keys of the guarantees of clients and of single examples; the first is also that of a line of ``metrics.jsonl``."""
 
-PRIVACY_SHOWN = 8
-"""Rounds of a ledger that a summary states, spread evenly; of clients four times as many are shown."""
-
-WORST = "personal_worst"
-"""Key of the lowest value among personal models."""
+PRIVACY_SHOWN = 8  # rounds of a ledger that a summary states, spread evenly; of clients four times as many are shown
+WORST = "personal_worst"  # key of the lowest value among personal models
 
 LABELS: Mapping[str, tuple[str, str]] = {
     f"{view} {metric}".strip(): (view, metric) for view, metric in product(("", "unseen", "personal"), ("C-AP", "O-F1"))
@@ -108,54 +105,39 @@ def _entry(key: str, read: Callable[[Any], Read]) -> Read:
 
 @dataclass(frozen=True)
 class Summary:
-    """Results of a run.
+    """Results of a run."""
 
-    Attributes:
-        content: of ``summary.json``; of an interrupted run what its other files tell.
-        deploys: the view of what the method deploys at a client, where tables have a column of it; else None.
-    """
-
-    content: Mapping[str, Any]
+    content: Mapping[str, Any]  # of `summary.json`; of an interrupted run what its other files tell
+    # The view of what the method deploys at a client, where tables have a column of it; else None.
     deploys: View | None = None
 
     # What was run ---------------------------------------------------------------------------------------------
 
-    algorithm = _entry("algorithm", text)
-    """The method's registered name."""
+    algorithm = _entry("algorithm", text)  # the method's registered name
 
     @property
     def label(self) -> str:
         """The method's name as people write it."""
         return str(self.content.get("label", self.algorithm))
 
-    recipe = _entry("recipe", text)
-    """Name of the recipe."""
-    seed = _entry("seed", whole)
-    """The run's seed."""
-    rounds = _entry("rounds", whole)
-    """Rounds that were done."""
-    planned_rounds = _entry("planned_rounds", whole)
-    """Rounds of the recipe of an interrupted run; 0 of a finished one."""
+    recipe = _entry("recipe", text)  # name of the recipe
+    seed = _entry("seed", whole)  # the run's seed
+    rounds = _entry("rounds", whole)  # rounds that were done
+    planned_rounds = _entry("planned_rounds", whole)  # rounds of the recipe of an interrupted run; 0 of a finished one
 
     @property
     def metric(self) -> str:
         """Name of the headline metric; :data:`SEVERAL` where places have several."""
         return str(self.content.get("metric", "accuracy"))
 
-    metrics_of_places = _entry("metric_of", words)
-    """Place -> its headline metric, where places have several."""
-    trainable = _entry("trainable", text)
-    """Which part of the model is trained; empty where unknown."""
-    clients = _entry("clients", texts)
-    """Clients in the federation's order; of very many the first ones."""
+    metrics_of_places = _entry("metric_of", words)  # place -> its headline metric, where places have several
+    trainable = _entry("trainable", text)  # which part of the model is trained; empty where unknown
+    clients = _entry("clients", texts)  # clients in the federation's order; of very many the first ones
     more_clients = _entry("more_clients", whole)
     """Clients besides :attr:`clients`."""
-    scenes = _entry("scenes", texts)
-    """Unseen places: they took no part in training."""
-    left = _entry("left", texts)
-    """Clients that left before the end; they are in no mean."""
-    sites = _entry("federation", mapping)
-    """Client -> its site, of a federation across machines."""
+    scenes = _entry("scenes", texts)  # unseen places: they took no part in training
+    left = _entry("left", texts)  # clients that left before the end; they are in no mean
+    sites = _entry("federation", mapping)  # client -> its site, of a federation across machines
 
     @cached_property
     def traits(self) -> Traits:
@@ -251,8 +233,7 @@ class Summary:
         """Place -> type of question -> headline value."""
         return self._by_place("types", view)
 
-    type_names = _entry("type_names", words)
-    """Type of question -> how people write it."""
+    type_names = _entry("type_names", words)  # type of question -> how people write it
 
     def calibration(self, view: View) -> dict[str, float]:
         """Place -> expected calibration error, of places that means are over."""
@@ -267,10 +248,8 @@ class Summary:
         """Place -> BLEU-4 of its captions, of places that means are over."""
         return self._counted("bleu4", view)
 
-    matrix = _entry("matrix", table)
-    """Owner of a personal model -> place -> value."""
-    has_modality_matrix = _entry("modality_matrix", bool)
-    """Whether models were tried with sets of modalities."""
+    matrix = _entry("matrix", table)  # owner of a personal model -> place -> value
+    has_modality_matrix = _entry("modality_matrix", bool)  # whether models were tried with sets of modalities
 
     def modality_matrix(self, view: View) -> dict[str, dict[str, float]]:
         """Place -> set of modalities -> value."""
@@ -288,7 +267,7 @@ class Summary:
     # Labels ---------------------------------------------------------------------------------------------------
 
     labelled = _entry("multilabel", mapping)
-    """Results of multi-label data (:mod:`confed.runs.pooled_metrics`); empty for other data."""
+    """Results of multi-label data (:mod:`confed.runs.evaluate`); empty for other data."""
 
     @property
     def is_labelled(self) -> bool:
@@ -311,19 +290,15 @@ class Summary:
 
     # Data, costs and circumstances -----------------------------------------------------------------------------
 
-    examples = _entry("examples", table)
-    """Client -> role ("train", "validation", "test") -> number of examples."""
-    left_out = _entry("left_out", mapping)
-    """Client or unseen place -> role -> examples whose pictures cannot be read."""
+    examples = _entry("examples", table)  # client -> role ("train", "validation", "test") -> number of examples
+    left_out = _entry("left_out", mapping)  # client or unseen place -> role -> examples whose pictures cannot be read
 
     def cost(self, key: str) -> float | None:
         """A number that is stated once: "bytes_total", "seconds", "seconds_per_round", "cpu_seconds" ..."""
         return number(self.content.get(key))
 
-    parameters = _entry("parameters", numbers)
-    """Values of one client's model: "total", "trained", "sent" and "stored"."""
-    parameters_of = _entry("parameters_of", table)
-    """Client -> the same, where clients differ."""
+    parameters = _entry("parameters", numbers)  # values of one client's model: "total", "trained", "sent" and "stored"
+    parameters_of = _entry("parameters_of", table)  # client -> the same, where clients differ
 
     @property
     def is_site(self) -> bool:
@@ -335,28 +310,20 @@ class Summary:
         rounds = self.content.get(direction)
         return [numbers(line) for line in rounds.values()] if isinstance(rounds, Mapping) else None
 
-    actions = _entry("traffic", table)
-    """Action of a split method -> "calls", "up" and "down"."""
-    features = _entry("features", mapping)
-    """What keeping features of frozen layers saved."""
+    actions = _entry("traffic", table)  # action of a split method -> "calls", "up" and "down"
+    features = _entry("features", mapping)  # what keeping features of frozen layers saved
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:
         """Calls that failed: "round", "client" and "error"."""
         return self.content.get("errors", ())
 
-    notes = _entry("notes", texts)
-    """What a reader of the numbers must know."""
-    facts = _entry("facts", mapping)
-    """Sizes and floors of the data."""
-    versions = _entry("versions", mapping)
-    """Package -> version."""
-    packages = _entry("packages", mapping)
-    """Every installed package -> version."""
-    machine = _entry("machine", mapping)
-    """Processor and system."""
-    digests = _entry("digests", mapping)
-    """What -> SHA-256 of it."""
+    notes = _entry("notes", texts)  # what a reader of the numbers must know
+    facts = _entry("facts", mapping)  # sizes and floors of the data
+    versions = _entry("versions", mapping)  # package -> version
+    packages = _entry("packages", mapping)  # every installed package -> version
+    machine = _entry("machine", mapping)  # processor and system
+    digests = _entry("digests", mapping)  # what -> SHA-256 of it
 
     def privacy(self, key: str) -> Mapping[str, Any]:
         """A guarantee, :data:`PRIVACY` or :data:`EXAMPLE_PRIVACY`; empty where none is given."""

@@ -13,8 +13,7 @@ from confed.federation.file_names import Name
 from confed.federation.reading import FAULTS, read_bounded
 from confed.results.folder import SWEEPS
 
-MODELS = "models"
-"""Key of models as an axis of a sweep."""
+MODELS = "models"  # key of models as an axis of a sweep
 ROWS = "study.methods"
 """Key of methods as an axis of a sweep; each has a study of its own, such as of the configurations tried by tuning."""
 

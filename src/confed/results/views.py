@@ -36,8 +36,5 @@ class View(StrEnum):
 TESTED = (View.PERSONAL, View.SEEN, View.UNSEEN)
 """The views that a run itself tests; what is deployed is one of the first two."""
 
-OF_EVALUATED = {view.evaluated: view for view in TESTED}
-"""Name in histories and predictions -> view."""
-
-EVALUATED = tuple(OF_EVALUATED)
-"""Their names in histories and predictions."""
+OF_EVALUATED = {view.evaluated: view for view in TESTED}  # name in histories and predictions -> view
+EVALUATED = tuple(OF_EVALUATED)  # their names in histories and predictions

@@ -16,8 +16,7 @@ from confed.system.folder_lock import holder_of
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 """Not begun; a process is at work; none is; an error was written down; there is a result."""
 
-ERROR = "error.txt"
-"""What went wrong in a run of a study."""
+ERROR = "error.txt"  # in the folder of a run that went wrong: the error in one line, then the traceback
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,14 @@ def folders_of(folder: Path, before: str = "") -> Iterator[tuple[str, Path]]:
         yield before + (str(place.relative_to(folder)) if place != folder else folder.name), place
 
 
+def error_of(folder: Path) -> str:
+    """What went wrong in a run, in one line; empty if nothing did."""
+    try:
+        return (folder / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    except OSError:
+        return ""
+
+
 def _held(folder: Path) -> bool:
     holder = holder_of(folder)
     return holder is not None and holder.alive
@@ -66,8 +73,7 @@ def _held(folder: Path) -> bool:
 
 def _state(name: str, place: Path, at_work: bool) -> RunState:
     if (place / ERROR).is_file() and not is_finished(place):
-        lines = (place / ERROR).read_text(encoding="utf-8", errors="replace").splitlines()
-        return RunState(name, "failed", text=lines[0] if lines else "")
+        return RunState(name, "failed", text=error_of(place))
     if not (place / "recipe.toml").is_file():
         return RunState(name, "waiting")
     run = load(place).runs[0]

@@ -17,8 +17,7 @@ from confed.data.ragged import Ragged
 from confed.results.folder import RunFolder
 from confed.system.packages import code_digest, digest_of, packages
 
-LOOKED_AT = 64
-"""Rows that count for the digest of pictures in files and of features of regions, spread evenly."""
+LOOKED_AT = 64  # rows that count for the digest of pictures in files and of features of regions, spread evenly
 
 
 def source_digests(dataset: FederatedDataset) -> dict[str, str]:

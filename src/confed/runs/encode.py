@@ -31,8 +31,7 @@ TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", 
 """Options of models that their tokenizers depend on."""
 MOST_CANDIDATES = 5000
 """Answers of a dataset that a model which writes freely can choose from; with more, it writes only."""
-MOST_ANSWERS = 10
-"""Different answers to one question that a model which writes its answers learns."""
+MOST_ANSWERS = 10  # different answers to one question that a model which writes its answers learns
 
 
 @dataclass(frozen=True)

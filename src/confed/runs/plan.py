@@ -43,11 +43,8 @@ from confed.runs.build import check_device, cohorts_of, participation_of, prepar
 from confed.runs.encode import RunData
 from confed.runs.evaluate import evenly, examine
 
-BATCHES = (2, 6)
-"""Batches of training examples per client in the two short federations; of others, one and three."""
-
-ROUNDS = 50
-"""Rounds whose cohorts are looked at; of more, so many that are spread evenly."""
+BATCHES = (2, 6)  # batches of training examples per client in the two short federations; of others, one and three
+ROUNDS = 50  # rounds whose cohorts are looked at; of more, so many that are spread evenly
 
 ROW_BYTES = 68
 """Bytes of a test example in ``records/`` and in ``predictions.safetensors``: score, answer, right answer, name."""
@@ -306,8 +303,7 @@ def _line(points: Sequence[tuple[float, float]]) -> _Line:
     return _Line(max(y - each * x, 0.0), each)
 
 
-Steps = Sequence[tuple[Trial, Step]]
-"""The same step of every trial."""
+Steps = Sequence[tuple[Trial, Step]]  # the same step of every trial
 
 
 def _per_call(steps: Steps, role: int, limit: int = 0) -> _Line:

@@ -36,8 +36,7 @@ from confed.results.views import EVALUATED
 from confed.runs.at_once import begin
 from confed.runs.build import check_device, load_data, participation_of, prepare, simulation_of
 from confed.runs.encode import RunData
-from confed.runs.evaluate import Examination, examine
-from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
+from confed.runs.evaluate import Examination, PooledCounts, examine, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.same_recipe import (
     check_same_data,

@@ -125,8 +125,7 @@ def _now() -> dict[str, Any]:
 
 # Data that the run began with -----------------------------------------------------------------------------------
 
-_MOST = 5
-"""Names of pictures that are written down."""
+_MOST = 5  # names of pictures that are written down
 
 
 def note_data(folder: RunFolder, run_data: "RunData") -> None:

@@ -41,29 +41,23 @@ from confed.runs.encode import RunData
 from confed.runs.evaluate import evenly
 from confed.tasks.contrastive import same_answer_share
 
-SHOWN = 3
-"""Answers per question that the filter of FedP³ ranks first, as in the paper."""
+SHOWN = 3  # answers per question that the filter of FedP³ ranks first, as in the paper
 
 LONGEST = 160_000
 """Bytes of sound that a sample has, at most: 10 s at 8 kHz, 5 s at 16 kHz. The rest is left out and said so."""
 
-STEPS, CHANNELS = 128, 6
-"""Steps, evenly spread, and channels of a series that a sample has, at most."""
+STEPS, CHANNELS = 128, 6  # steps, evenly spread, and channels of a series that a sample has, at most
 
 CLIENTS, UNSEEN = 6, 4
 """Places with samples of labels: clients spread evenly over those with test examples, and the first unseen places."""
 
-ASKED = 50
-"""Clients that are looked through for those with test examples."""
+ASKED = 50  # clients that are looked through for those with test examples
 
 SHOWN_LABELS, LEAST = 8, 5
 """Labels of an example that are shown: those that it has or that are predicted, and the most probable ones."""
 
-SIDE = 256
-"""Pixels per side of a picture in a page."""
-
-COMPARED = 32
-"""Examples whose similarities are shown; more could not be told apart in a drawing."""
+SIDE = 256  # pixels per side of a picture in a page
+COMPARED = 32  # examples whose similarities are shown; more could not be told apart in a drawing
 
 
 def filter_of(algorithm: Algorithm) -> Filter | None:

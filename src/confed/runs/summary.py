@@ -23,18 +23,15 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.results.stored import TRAINING, Records
 from confed.results.summary import EXAMPLE_PRIVACY, WORST, average
 from confed.results.views import OF_EVALUATED, TESTED, View
-from confed.runs.controls import summarise_controls
 from confed.runs.digests import result_digests, source_digests
 from confed.runs.encode import RunData
-from confed.runs.evaluate import Examination
-from confed.runs.pooled_metrics import summarise_labels
+from confed.runs.evaluate import Examination, summarise_controls, summarise_labels
 from confed.runs.privacy_spent import spent_on_records, summary_of
 from confed.system.packages import packages, version
 from confed.system.processor import machine
 from confed.system.release import VERSION
 
-Sent = dict[str, dict[str, int]]
-"""Round -> client -> bytes."""
+Sent = dict[str, dict[str, int]]  # round -> client -> bytes
 
 # Epsilon of single examples where gradients are noised --------------------------------------------------------
 
@@ -71,8 +68,7 @@ def spent_on_examples(setup: Setup, asked: Sent, clients: Sequence[str]) -> dict
 
 Value = TypeVar("Value")
 
-LISTED = 1000
-"""Clients that a summary lists; of more, the first so many and how many there are besides."""
+LISTED = 1000  # clients that a summary lists; of more, the first so many and how many there are besides
 
 
 def versions() -> dict[str, str]:
@@ -180,8 +176,7 @@ def _present(**entries: Any) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
-Views = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""View -> place -> metric -> value."""
+Views = Mapping[str, Mapping[str, Mapping[str, float]]]  # view -> place -> metric -> value
 
 
 def _results(

@@ -33,10 +33,11 @@ from confed.results.folder import kind_of
 from confed.results.settings import flat
 from confed.results.stored import read_records
 from confed.results.sweep import read_sweep
+from confed.results.watching import error_of
 from confed.runs.run import needing_ray
 from confed.runs.summary import versions
 from confed.studies.pool import attempt
-from confed.studies.runner import error_of, in_one_line, leave_error, note_refusals
+from confed.studies.runner import in_one_line, leave_error, note_refusals
 from confed.studies.study import INDIFFERENT, Job, StudyFolder, begun, study_in
 from confed.system.events import Event, JobEnded, JobsPlanned, Progress, to_json
 from confed.system.folder_lock import exclusive, holder_of
@@ -44,8 +45,7 @@ from confed.system.folder_lock import exclusive, holder_of
 if TYPE_CHECKING:
     from confed.engines.ray.placement import Wanted
 
-CELLS = "cells.json"
-"""The list of cells, in the folder of a study or sweep."""
+CELLS = "cells.json"  # the list of cells, in the folder of a study or sweep
 
 State = Literal["done", "running", "stopped", "failed", "waiting"]
 
@@ -213,8 +213,7 @@ def _digest(recipe: Recipe) -> str:
 
 # Cells as jobs on a Ray cluster -----------------------------------------------------------------------------------
 
-SEEN = 30.0
-"""Seconds after which every node of a network file system sees a file as it is."""
+SEEN = 30.0  # seconds after which every node of a network file system sees a file as it is
 
 
 def compute_on_ray(
@@ -306,11 +305,8 @@ def _digest_of_list(root: Path) -> str:
 
 # Job scripts for clusters: one array task per cell, for Slurm, PBS, LSF, Grid Engine and Kubernetes -----------------
 
-SCRIPT = "cells.sh"
-"""The job script, in the folder of the study or sweep."""
-
-LEAD = 120
-"""Seconds before the time limit at which Slurm sends SIGUSR1, if the options do not say it."""
+SCRIPT = "cells.sh"  # the job script, in the folder of the study or sweep
+LEAD = 120  # seconds before the time limit at which Slurm sends SIGUSR1, if the options do not say it
 
 GRACE = 90.0
 """Seconds after SIGUSR1 within which the round under way may end, if the lead is :data:`LEAD`."""

@@ -29,16 +29,12 @@ from confed.runs.dataset import load_dataset
 from confed.runs.same_recipe import INDIFFERENT
 from confed.studies.published import seed_differences
 
-GATES = "gates.json"
-"""The judgement, in the folder of the runs that it needs."""
-CENTRAL, LOCAL = "central", "local"
-"""Rows that are added where a recipe has none such."""
-LONGER = 1.5
-"""How many times the rounds gate b asks for."""
+GATES = "gates.json"  # the judgement, in the folder of the runs that it needs
+CENTRAL, LOCAL = "central", "local"  # rows that are added where a recipe has none such
+LONGER = 1.5  # how many times the rounds gate b asks for
 ADAPTED, HEADROOM, OVER_FLOORS = 5.0, 10.0, 10.0
 """Least differences of the gates c, d and e, in points; that of gate a is :data:`confed.comparison.verdict.POOLING`."""
-LEVEL = 0.5
-"""Differences of so many points count as none."""
+LEVEL = 0.5  # differences of so many points count as none
 _JUDGED = (View.PERSONAL, View.SEEN)
 
 

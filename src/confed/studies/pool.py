@@ -55,8 +55,7 @@ def headline(content: Mapping[str, Any]) -> str:
 
 # Process pool for independent jobs ----------------------------------------------------------------------------
 
-PATIENCE = 15.0
-"""Seconds that processes have for stopping in good order."""
+PATIENCE = 15.0  # seconds that processes have for stopping in good order
 
 Job = Mapping[str, str | int]
 Outcome = Literal["done", "refused", "failed"]

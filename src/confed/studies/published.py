@@ -42,12 +42,9 @@ from confed.results.views import EVALUATED, TESTED, View
 from confed.runs.digests import result_digests
 from confed.runs.grants import check_grants
 
-MOST_BYTES = 256 * 2**20
-"""Largest file that is read, here or from an address."""
-MOST_SECONDS = 300.0
-"""Longest time that fetching a file may take."""
-_GRACE = 1.0
-"""Seconds in which reading of the body may notice itself that time is up."""
+MOST_BYTES = 256 * 2**20  # largest file that is read, here or from an address
+MOST_SECONDS = 300.0  # longest time that fetching a file may take
+_GRACE = 1.0  # seconds in which reading of the body may notice itself that time is up
 _PREDICTIONS = re.compile(r"[\w%.,+=@() -]+\.safetensors")  # no separator of paths, and no colon of an address
 _SOURCE_KEYS: Mapping[str, type] = {
     "method": str, "label": str, "recipe": str, "metric": str, "seeds": list, "metrics": dict, "resolved": dict,
@@ -322,16 +319,13 @@ def _read(address: str) -> bytes:
     return bytes(content)
 
 
-FORMAT = "confed-results/1"
-"""What the key "format" of a results file says."""
-CONFIDENCE = 0.95
-"""Of all intervals."""
+FORMAT = "confed-results/1"  # what the key "format" of a results file says
+CONFIDENCE = 0.95  # of all intervals
 MEANS = (View.PERSONAL.mean, WORST, View.SEEN.mean, View.UNSEEN.mean, View.DEPLOYED.mean)
 """Figures of a run as a whole, each where its method has it."""
 BITS = ("history", "predictions", "models")
 """Digests of a run that are equal where its results are the same to the last bit."""
-LISTED = 100
-"""Places that a line of the history lists."""
+LISTED = 100  # places that a line of the history lists
 
 
 def write_rows(
@@ -563,10 +557,8 @@ def _json(value: Any) -> str:
 
 # Results files of whole tables: rows that share a recipe, with means and --------------------------------------
 
-TABLE = "confed-table/1"
-"""What the key "format" of a table's results file says."""
-DIGITS = 17
-"""Most significant digits that a figure may be said to have: those of a float."""
+TABLE = "confed-table/1"  # what the key "format" of a table's results file says
+DIGITS = 17  # most significant digits that a figure may be said to have: those of a float
 _KEYS: Mapping[str, type] = {"recipe": str, "command": str, "digits": int, "resolved": dict, "rows": list}
 _ROW_KEYS: Mapping[str, type] = {
     "method": str, "label": str, "resolved": dict, "seeds": list, "metrics": dict, "figures": dict,

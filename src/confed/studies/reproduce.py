@@ -18,8 +18,7 @@ from confed.system.processor import machine_differences
 
 Word = Literal["equal bits", "equal figures", "within the interval", "different"]
 _EQUAL: tuple[Word, ...] = ("equal bits", "equal figures")
-_LISTED = 5
-"""Differences of a kind that a verdict names."""
+_LISTED = 5  # differences of a kind that a verdict names
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from confed.federation.checkpoint import remove_unfinished, write_atomically
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, kind_of
+from confed.results.watching import ERROR, error_of
 from confed.runs.encode import load_run_data
 from confed.runs.run import load_data, prepare, run, run_locked
 from confed.runs.same_recipe import check_same_recipe
@@ -20,9 +21,6 @@ from confed.studies.pool import headline
 from confed.studies.study import Job, StudyFolder, begun, differing, read_study
 from confed.system.events import Event, JobEnded, JobsPlanned, JobStarted, Note, Progress, ignore, of_job
 from confed.system.folder_lock import Occupied, exclusive, without_lock
-
-ERROR = "error.txt"
-"""In the folder of a run that went wrong: the error in one line, then the traceback."""
 
 
 @dataclass
@@ -71,14 +69,6 @@ def gather(root: Path) -> Outcome:
         _write_errors(study, outcome)
         outcome.summaries += _summaries(study)
     return outcome
-
-
-def error_of(folder: Path) -> str:
-    """What went wrong in a run, in one line; empty if nothing did."""
-    try:
-        return (folder / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    except OSError:
-        return ""
 
 
 def note_refusals(root: Path) -> dict[str, str]:

@@ -72,8 +72,7 @@ if TYPE_CHECKING:
 
 NOTHING = "tuning chooses on the clients' validation examples, and there are none; see data.validation"
 
-LOOKED_AT = 1000
-"""Clients whose validation examples judge a configuration, of multi-label data; the first so many."""
+LOOKED_AT = 1000  # clients whose validation examples judge a configuration, of multi-label data; the first so many
 
 
 def validation_scores(recipe: Recipe, folder: Path) -> Generator[float]:
@@ -164,8 +163,7 @@ def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[s
 FACTORS = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
 """Learning rates tried, as multiples of the recipe's, where it names none itself."""
 
-RANDOM_FIRST = 3
-"""Configurations before the estimator has something to go by; also before any is stopped early."""
+RANDOM_FIRST = 3  # configurations before the estimator has something to go by; also before any is stopped early
 
 LR = "local.lr"
 
@@ -245,8 +243,7 @@ def next_choice(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]], do
 
 # Hyper-parameter tuning: equally many configurations for every method -----------------------------------------
 
-BELOW = 2.0
-"""Standard errors of a validation score below the median at which a configuration may be stopped early."""
+BELOW = 2.0  # standard errors of a validation score below the median at which a configuration may be stopped early
 
 CHECKPOINT_SECONDS = 30.0
 """Least time between checkpoints of a configuration, which are of use after an interruption only."""

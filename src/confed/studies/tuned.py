@@ -16,8 +16,7 @@ from confed.recipes.recipe import Recipe
 from confed.results.settings import flat
 from confed.system.plain_text import cell_text
 
-TUNING = "tuning.toml"
-"""Recipe of a tuning, in its folder; not recipe.toml: that is no run folder."""
+TUNING = "tuning.toml"  # recipe of a tuning, in its folder; not recipe.toml: that is no run folder
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,15 @@ from confed.results.watching import RunState, folders_of, states_of
 
 Values = dict[str, float]
 
-ByRound = Mapping[int, Mapping[str, Mapping[str, float]]]
-"""Round -> place -> measure -> value."""
-
-MANY_PLACES = 32
-"""With more clients or places than this only their means are tracked."""
+ByRound = Mapping[int, Mapping[str, Mapping[str, float]]]  # round -> place -> measure -> value
+MANY_PLACES = 32  # with more clients or places than this only their means are tracked
 
 FILES = ("recipe.toml", "summary.json", "report.html", "modalities.csv")
 """Files of a run or study that tools keep with it."""
 
 COSTS = ("bytes_total", "seconds", "cpu_seconds", "peak_memory_bytes")
 
-STUDY = "study"
-"""Name of the tracked run that holds the files of a whole study."""
+STUDY = "study"  # name of the tracked run that holds the files of a whole study
 
 
 @dataclass(frozen=True)
@@ -48,29 +44,23 @@ class Names:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run as tracking tools get it.
+    """One run as tracking tools get it."""
 
-    Attributes:
-        id: a digest of its names and of the recipe that it began with: the same whenever and wherever the folder is
-            read, and another one where a folder's name is used again for another recipe.
-        project: of the tool, by default the recipe's name.
-        group: the study's name; empty for a run on its own.
-        parameters: key of the recipe -> value: a text, number or truth value.
-        rounds: round -> metric -> value; the metrics of the final test stand at the last round.
-        times: round -> when it ended, in seconds since 1970, estimated from the age of the files.
-        files: those to be kept with the run.
-    """
-
+    # A digest of its names and of the recipe that it began with: the same whenever and wherever the folder is read,
+    # and another one where a folder's name is used again for another recipe.
     id: str
-    project: str
-    group: str
+    project: str  # of the tool, by default the recipe's name
+    group: str  # the study's name; empty for a run on its own
     name: str
     state: str
+    # Key of the recipe -> value: a text, number or truth value.
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Round -> metric -> value; the metrics of the final test stand at the last round.
     rounds: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    # Round -> when it ended, in seconds since 1970, estimated from the age of the files.
     times: Mapping[int, float] = field(default_factory=dict[int, float])
-    files: Sequence[Path] = ()
+    files: Sequence[Path] = ()  # those to be kept with the run
 
     @property
     def title(self) -> str:

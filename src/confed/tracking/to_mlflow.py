@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
 
-ID, FILES = "confed.run", "confed.files"
-"""Tags: which run it is, and a digest of its files."""
+ID, FILES = "confed.run", "confed.files"  # tags: which run it is, and a digest of its files
 
 MOST_METRICS, MOST_PARAMETERS, LONGEST = 1000, 100, 6000
 """Entries of one request, and characters of a parameter, that MLflow takes."""

@@ -11,8 +11,7 @@ from confed.results.run_files import read_json
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
-MARK = "confed.json"
-"""Beside the events: whose they are."""
+MARK = "confed.json"  # beside the events: whose they are
 
 
 def send(run: TrackedRun, place: str) -> Sent:

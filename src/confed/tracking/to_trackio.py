@@ -7,8 +7,7 @@ from contextlib import redirect_stdout
 from confed.tracking.backends import Sent
 from confed.tracking.records import TrackedRun
 
-ID = "confed_run"
-"""Key of the configuration that says which run it is: Trackio finds runs by name."""
+ID = "confed_run"  # key of the configuration that says which run it is: Trackio finds runs by name
 
 
 def send(run: TrackedRun, place: str) -> Sent:

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, style_axes
-from confed.report.figures.values import name_positions
+from confed.report.figures.style import Drawing, Palette, SeriesStyle, add_legend, grid_of, name_positions, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-PLACES, ANSWERS, COLUMNS = 12, 14, 4
-"""Panels; answers per panel; panels side by side."""
+PLACES, ANSWERS, COLUMNS = 12, 14, 4  # panels; answers per panel; panels side by side
 
 CLIENTS = 24
 """Clients of a dataset that are looked at; users may be tens of thousands, whose examples are made when asked for."""

@@ -13,8 +13,7 @@ from confed.report.figures.answers import CLIENTS, answers_of, places_of
 from confed.report.html import page
 from confed.report.html.media import ImageStore
 
-SHOWN, ANSWERS, SIDE = 8, 12, 128
-"""Examples per client; answers per client; pixels of a picture's longer side."""
+SHOWN, ANSWERS, SIDE = 8, 12, 128  # examples per client; answers per client; pixels of a picture's longer side
 
 _CSS = """
 .examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); gap: 12px; }

@@ -17,8 +17,7 @@ from confed.results.summary import number
 
 Sample = Mapping[str, Any]
 
-_STRIP = 6
-"""Labels whose attention is drawn below an example."""
+_STRIP = 6  # labels whose attention is drawn below an example
 
 
 def place_of(sample: Sample) -> str:

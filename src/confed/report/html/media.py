@@ -24,15 +24,12 @@ from PIL import Image
 
 from confed.results.summary import number
 
-WIDTH, HEIGHT = 256, 64
-"""Units of a drawing."""
-COLUMNS = 128
-"""Vertical strokes of a waveform."""
+WIDTH, HEIGHT = 256, 64  # units of a drawing
+COLUMNS = 128  # vertical strokes of a waveform
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _VEIL = 0.7
-_SIDE = 112
-"""Pixels of a veil of boxes; the picture below has as many."""
+_SIDE = 112  # pixels of a veil of boxes; the picture below has as many
 
 # Sounds and series --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ that another function of this package made.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.resources import files
 from itertools import chain, count
@@ -24,14 +24,12 @@ __all__ = [
     "legend", "listed", "listing", "paragraph", "tiles",
 ]  # fmt: skip
 
-MOST_TABS = 32
-"""More panels than this are folded one below the other."""
+MOST_TABS = 32  # more panels than this are folded one below the other
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """What a browser may do with a page (Content Security Policy), but for its script."""
 
-LEAST_RANGE = 0.05
-"""Shades reach over at least this range, so that tiny differences look tiny."""
+LEAST_RANGE = 0.05  # shades reach over at least this range, so that tiny differences look tiny
 
 
 @cache
@@ -47,19 +45,28 @@ def component(name: str, *values: Any, template: str = "components") -> str:
     return str(vars(_environment().get_template(f"{template}.html").module)[name](*values)).strip()
 
 
+# Macros of ``components.html`` that take text, lists of it, or pairs, as it says there.
+chips, tiles, legend, listing, definitions, details = (
+    partial(component, name) for name in ("chips", "tiles", "legend", "listing", "definitions", "details")
+)
+
+
 class Tabs:
     """Groups of tabs that work without a script; every group has its own name on the page."""
 
     def __init__(self) -> None:
         self._groups = count(1)
 
-    def __call__(self, panels: Sequence[tuple[str, str]], shown: int = 0) -> str:
-        """Panels of which one is shown at a time."""
+    def __call__(self, panels: Sequence[tuple[str, str]], shown: int = 0, about: str = "", style: str = "muted") -> str:
+        """Panels of which one is shown at a time, under a text about them; nothing without any."""
+        if not panels:
+            return ""
+        head = paragraph(about, style) if about else ""
         if len(panels) == 1:
-            return panels[0][1]
+            return head + panels[0][1]
         if len(panels) > MOST_TABS:
-            return "".join(details(title, html) for title, html in panels)
-        return component("tabs", f"tabs{next(self._groups)}", panels, shown)
+            return head + "".join(details(title, html) for title, html in panels)
+        return head + component("tabs", f"tabs{next(self._groups)}", panels, shown)
 
 
 def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]], extra_css: str = "") -> str:
@@ -95,21 +102,6 @@ def callout(lines: Sequence[str]) -> str:
     return component("callout", lines) if lines else ""
 
 
-def chips(texts: Sequence[str]) -> str:
-    """Short facts in a row."""
-    return component("chips", texts)
-
-
-def tiles(entries: Sequence[tuple[str, str]]) -> str:
-    """Large figures with what they are: (figure, explanation)."""
-    return component("tiles", entries)
-
-
-def legend(entries: Sequence[tuple[str, str, bool, str]]) -> str:
-    """Line samples: (label, CSS colour name without the dashes, dashed, marker as a character)."""
-    return component("legend", entries)
-
-
 def figure(svg_html: str, caption: str = "", title: str = "") -> str:
     """A drawing with a caption; nothing if there is no drawing."""
     if (title or caption) and svg_html.startswith("<svg"):
@@ -117,26 +109,11 @@ def figure(svg_html: str, caption: str = "", title: str = "") -> str:
     return component("figure", svg_html, caption) if svg_html else ""
 
 
-def listing(texts: Sequence[str]) -> str:
-    """A list of plain texts."""
-    return component("listing", texts)
-
-
 def listed(names: Sequence[str]) -> str:
     """Names joined as in a sentence."""
     if any("," in name for name in names):
         return formats.names(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def definitions(entries: Mapping[str, str]) -> str:
-    """Terms and what they mean."""
-    return component("definitions", entries)
-
-
-def details(title: str, html: str) -> str:
-    """Something folded away below its title."""
-    return component("details", title, html)
 
 
 def heatmap(

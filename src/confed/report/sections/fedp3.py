@@ -207,14 +207,12 @@ def picked_answers(study: StudyResults, tabs: Tabs, store: ImageStore) -> str:
             cards = "".join(_card(sample, store) for sample in samples)
             text = page.paragraph(f"r = softmax({formula}) over all answers.", "muted") if formula else ""
             panels.append((study.labels[method], f"{text}<div class=cards>{cards}</div>"))
-    if not panels:
-        return ""
     text = (
         "Training questions of every client, with the answers that the filter ranks first as the most easily "
         "forgotten: r is the filter's distribution, T the final global model (teacher), S the client's last local "
         "model (student). Percentages are probabilities over all answers."
     )
-    return page.paragraph(text) + tabs(panels, len(panels) - 1)
+    return tabs(panels, len(panels) - 1, text, "")
 
 
 def _samples(gallery: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

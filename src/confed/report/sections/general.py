@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from confed.metrics.fairness import Clients, across_clients
 from confed.report.comparison import Comparison
-from confed.report.figures import bars as plots
-from confed.report.figures import curves as lines
+from confed.report.figures import results as plots
 from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
 from confed.report.html import page
 from confed.report.html.gallery import gallery
@@ -16,10 +15,8 @@ from confed.report.html.page import Tabs
 from confed.report.section import Kind, Section
 from confed.report.tables import control_marks, modalities
 from confed.report.tables.cells import percent_cell
-from confed.report.tables.cost import cost_table, cost_to_target_table
-from confed.report.tables.headline import table_of
+from confed.report.tables.methods import cost_table, cost_to_target_table, paper_table, table_of
 from confed.report.tables.models import means_by_type
-from confed.report.tables.paper import paper_table
 from confed.report.tables.relative import BySeed, by_seed, hurting
 from confed.report.tables.table import Cell, Column, Table, pivot, to_html, wide_html
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
@@ -102,11 +99,8 @@ def _used(run: RunResults) -> bool:
 NOT_ENDED = "<p>No run has come to its end, so there are no test results yet.</p>"
 
 MANY_PLACES = 24
-MANY_METHODS = 8
-"""With more methods than this tables have a row per method, not a column."""
-
-HALF = 5.2
-"""Width in inches of a drawing that leaves room for text beside it."""
+MANY_METHODS = 8  # with more methods than this tables have a row per method, not a column
+HALF = 5.2  # width in inches of a drawing that leaves room for text beside it
 
 
 def labelled(study: StudyResults) -> bool:
@@ -193,20 +187,20 @@ def results(study: StudyResults, tabs: Tabs) -> str:
 
 def learning(study: StudyResults) -> str:
     """Learning curves: means over clients, and every client."""
-    drawing = lines.curves(study)
+    drawing = plots.curves(study)
     if not drawing:
         return ""
     several = len(study.seeds) > 1
     over = "mean over places"
     if labelled(study):
         over = "of all clients' examples together, and the mean over unseen places"
-    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
+    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= plots.MANY_METHODS else ""
     caption = (
         f"Results on validation data after each round (unseen places have none: on their test data), {over}; round 0 "
         "is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
     caption += " Rows have several tasks, whose training losses have no common scale." if len(tasks(study)) > 1 else ""
-    each = inline(lines.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
+    each = inline(plots.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
     if not study.single and each:
         each = page.details("Client by client", each)
     return legend(study) + inline(drawing, caption) + each
@@ -237,20 +231,14 @@ def _whose(study: StudyResults, on: str = "") -> str:
 
 def matrices(study: StudyResults, tabs: Tabs) -> str:
     """Every personal model on every test set, one tab per method."""
-    panels: list[tuple[str, str]] = []
-    for method in study.methods:
-        matrix = _matrix(study, method)
-        if matrix:
-            panels.append((study.labels[method], matrix))
-    if not panels:
-        return ""
+    panels = [(study.labels[method], matrix) for method in study.methods if (matrix := _matrix(study, method))]
     text = (
         "Row: whose model. Column: whose test data (%); shades compare the models on one column's data. "
         "Framed: a client's model at home. A row that is dark only in its frame belongs to a specialist."
     )
     # One tab on its own shows no title.
     whose = f" All models are those of {panels[0][0]}." if len(panels) == 1 and not study.single else ""
-    return page.paragraph(text + whose, "muted") + tabs(panels)
+    return tabs(panels, about=text + whose)
 
 
 Rows = list[tuple[str, list[float | None]]]
@@ -269,12 +257,10 @@ def question_types(study: StudyResults, tabs: Tabs) -> str:
         if kinds:
             title = view.words if view is View.DEPLOYED else view.heading
             panels.append((title, _types(study, view, by_method, {kind: names.get(kind, kind) for kind in kinds})))
-    if not panels:
-        return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
     of = "kind of example" if labelled(study) else "type of question"
     text = f"Test {metric_of(study.runs)} in % per {of}, mean over {over} where the {of.split(maxsplit=1)[0]} occurs."
-    return page.paragraph(text, "muted") + tabs(panels)
+    return tabs(panels, about=text)
 
 
 def _types(
@@ -326,7 +312,7 @@ def cost(study: StudyResults) -> str:
     saved = page.paragraph(sentence) if (sentence := features_saved(study)) else ""
     html = wide_html(table) + saved
     drawing = inline(
-        lines.spending(study),
+        plots.spending(study),
         f"Mean result of the {judged_words(study)} models on validation data, against everything sent until then and "
         "against the time of training until then (without evaluation, with whatever else the machine was doing); one "
         "point per evaluated round."
@@ -509,7 +495,7 @@ SECTIONS = (
             {"personal-against-unseen": plots.trade_off}),
     Section("significance", "Differences between methods", 20, lambda page: significance(page.comparison, page.tabs)),
     Section("learning", "Learning curves", 30, lambda page: learning(page.study),
-            figures={"accuracy-by-round": lines.curves, "convergence": lines.convergence}),
+            figures={"accuracy-by-round": plots.curves, "convergence": plots.convergence}),
     Section("clients", "Clients", 40, lambda page: clients(page.study), figures={"clients": plots.bars}),
     Section("matrix", "Each model on each client's data", 50, lambda page: matrices(page.study, page.tabs)),
     Section("controls", "Whether models use their input", 60, lambda page: control_marks.section(page.study)),
@@ -518,7 +504,7 @@ SECTIONS = (
     Section("types", "Types of question", 100, lambda page: question_types(page.study, page.tabs)),
     Section("calibration", "Calibration", 110, lambda page: calibration(page.study)),
     Section("cost", "Cost", 120, lambda page: cost(page.study),
-            figures={"accuracy-by-traffic-and-time": lines.spending}),
+            figures={"accuracy-by-traffic-and-time": plots.spending}),
     Section("gallery", "Sample answers", 190,
             lambda page: samples(page.study, gallery(page.study, page.tabs, page.store)), unlabelled),
     Section("notes", "Errors and notes", 210, lambda page: errors(page.study)),

@@ -14,18 +14,18 @@ from confed.report.figures.style import (
     SeriesStyle,
     add_colour_bar,
     add_legend,
+    name_positions,
     plain_log_scale,
     series_styles,
     style_axes,
 )
-from confed.report.figures.values import name_positions
 from confed.report.html import page
 from confed.report.html.gallery import gallery
 from confed.report.html.page import Tabs
 from confed.report.section import Kind, Section
 from confed.report.sections.general import NOT_ENDED, labelled, tiles_of
 from confed.report.tables.cells import finished, percent_cell
-from confed.report.tables.labels import label_tables
+from confed.report.tables.methods import label_tables
 from confed.report.tables.table import Cell, Column, pivot, to_html, wide_html
 from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary, average, mapping, number
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 # Figures ------------------------------------------------------------------------------------------------------
 
-NAMED = 100
-"""Up to this many labels each has a point and a name; of more, groups of neighbours have."""
+NAMED = 100  # up to this many labels each has a point and a name; of more, groups of neighbours have
 
 GROUPS = 40
 
@@ -194,8 +193,7 @@ def _short(name: str) -> str:
 
 # Sections -----------------------------------------------------------------------------------------------------
 
-LISTED = 200
-"""Up to this many labels are listed one by one."""
+LISTED = 200  # up to this many labels are listed one by one
 
 GLOSSARY: Mapping[str, str] = {
     "label": "Something that an example may have or lack, such as a thing in a picture; it may have any number.",
@@ -270,15 +268,12 @@ def pairs(study: StudyResults, tabs: Tabs) -> str:
         if matrix is not None:
             drawing = co_occurrence_figure(label, matrix, f"together {study.recipe} {method}")
             panels.append((label, page.figure(drawing.inline(), _difference(matrix))))
-    if not panels:
-        return ""
     text = (
         "Of the test examples that have the row's label, the share that has the column's too; on the right the same of "
         "predicted labels. Where the two look alike, the model has learned which labels go together. Grey: the "
         "diagonal, and rows of labels that are never predicted."
     )
-    text += " Of the first seed." if len(study.seeds) > 1 else ""
-    return page.paragraph(text, "muted") + tabs(panels)
+    return tabs(panels, about=text + (" Of the first seed." if len(study.seeds) > 1 else ""))
 
 
 def _places(study: StudyResults) -> str:

@@ -62,17 +62,14 @@ def read(run: RunResults) -> Similarity | None:
 
 def section(study: StudyResults, tabs: Tabs) -> str:
     """Both heat maps and the means of each method that answers by similarity, of its first seed."""
-    similarities = _by_method(study)
-    if not similarities:
-        return ""
     text = (
         "How similar each question's representation (a row) is to the representations of the batch's answers (the "
         "columns), on the same test examples with the initial values and with the trained ones, of the first seed. "
         "Equal answers are neighbours: what should be large lies in the blocks along the diagonal, and all else should "
         "be small."
     )
-    panels = [(study.labels[method], _panel(study.labels[method], one)) for method, one in similarities.items()]
-    return page.paragraph(text, "muted") + tabs(panels)
+    panels = [(study.labels[m], _panel(study.labels[m], one)) for m, one in _by_method(study).items()]
+    return tabs(panels, about=text)
 
 
 def figure(study: StudyResults) -> Drawing | None:

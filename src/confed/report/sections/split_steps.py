@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHOWN = 60
-"""Spans in the drawing; utilisation is of all that were written down."""
+SHOWN = 60  # spans in the drawing; utilisation is of all that were written down
 
 WORDS: Mapping[str, str] = {
     "receive": "a client gets its part of the model",

@@ -12,8 +12,7 @@ from confed.results.runs import RunResults, StudyResults
 from confed.results.summary import Summary
 from confed.system import format as formats
 
-SIGN = "‡"
-"""Behind the values of clients and places without all their examples."""
+SIGN = "‡"  # behind the values of clients and places without all their examples
 
 
 def signed(cell: Cell, sign: str) -> Cell:

@@ -21,8 +21,7 @@ from confed.results.summary import WORST, Summary, average
 from confed.results.views import TESTED, View
 from confed.system import format as formats
 
-MANY_PLACES = 8
-"""With more clients or unseen places than this their columns are left to the CSV file."""
+MANY_PLACES = 8  # with more clients or unseen places than this their columns are left to the CSV file
 
 TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep"]
 """Tables that take declared columns. In "sweep" they stand at the end."""
@@ -80,37 +79,25 @@ class Context:
 
 @dataclass(frozen=True)
 class RunColumn:
-    """A column whose cells are means over a method's runs, one run per seed.
-
-    Attributes:
-        value: a run's value; None where it has none. Qualities are fractions, times seconds, sizes bytes.
-        group: heading above the heading, shared with the neighbours.
-        kind: how values are written. Qualities are in percent with their standard deviation over seeds, and what
-            tests do not tell from the best is marked.
-        shown: whether a table about this has the column.
-        measure: measure whose control conditions mark the cells (:mod:`confed.report.tables.control_marks`), and by
-            which pairs of rows may be tested.
-        place: client or unseen place that the values are of.
-        ranked: whether the best qualities are marked.
-        lower_is_better: whether small qualities are the best.
-        of_bounds: whether rows that are bounds have values.
-        detail: in the CSV file only.
-        unit: of qualities, where it is not per cent; values are in hundredths of it.
-    """
+    """A column whose cells are means over a method's runs, one run per seed."""
 
     title: str
+    # A run's value; None where it has none. Qualities are fractions, times seconds, sizes bytes.
     value: Callable[[RunResults], float | None]
     tables: tuple[TableName, ...] = ()
-    group: str = ""
+    group: str = ""  # heading above the heading, shared with the neighbours
+    # How values are written. Qualities are in percent with their standard deviation over seeds, and what tests do not
+    # tell from the best is marked.
     kind: Kind = "quality"
-    shown: Callable[[Context], bool] = lambda context: True
+    shown: Callable[[Context], bool] = lambda context: True  # whether a table about this has the column
+    # Measure whose control conditions mark the cells (`control_marks`), and by which pairs of rows may be tested.
     measure: str = ""
-    place: str = ""
-    ranked: bool = True
-    lower_is_better: bool = False
-    of_bounds: bool = True
-    detail: bool = False
-    unit: str = ""
+    place: str = ""  # client or unseen place that the values are of
+    ranked: bool = True  # whether the best qualities are marked
+    lower_is_better: bool = False  # whether small qualities are the best
+    of_bounds: bool = True  # whether rows that are bounds have values
+    detail: bool = False  # in the CSV file only
+    unit: str = ""  # of qualities, where it is not per cent; values are in hundredths of it
 
     @property
     def heading(self) -> Column:

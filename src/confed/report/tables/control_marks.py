@@ -1,6 +1,6 @@
 """Marks of models that do not beat their control conditions, and a table of these.
 
-What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.controls`), which
+What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.evaluate`), which
 :func:`confed.metrics.controls.verdict` decided; of several seeds at least half must have failed.
 """
 
@@ -19,8 +19,7 @@ from confed.results.runs import StudyResults
 from confed.results.summary import number
 from confed.results.views import TESTED, View
 
-SIGN = "†"
-"""Behind the means of models that do not beat their controls."""
+SIGN = "†"  # behind the means of models that do not beat their controls
 
 MEANING = (
     f"{SIGN} Not shown to use its input: not better by more than chance than with permuted pictures (one-sided "

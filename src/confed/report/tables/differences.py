@@ -12,8 +12,7 @@ from confed.report.tables.table import Cell, Column, Table, pivot
 from confed.results.records import words_of
 from confed.system import format as formats
 
-Values = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""Measure -> method -> seed -> value."""
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # measure -> method -> seed -> value
 
 GAP = Cell("")
 

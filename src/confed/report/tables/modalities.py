@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FILE = "modalities"
-"""Name of the table's files, without an ending."""
-
-DARK = 0.55
-"""Shades from here on have white figures."""
+FILE = "modalities"  # name of the table's files, without an ending
+DARK = 0.55  # shades from here on have white figures
 
 
 class Row(NamedTuple):
@@ -95,8 +92,6 @@ def section(study: StudyResults, tabs: Tabs) -> str:
             shared = sum(row.view is not View.PERSONAL for row in rows)
             heatmap = page.heatmap("model of", sets, cells, framed=full_set, sections=shared)
             panels.append((study.labels[method], heatmap))
-    if not panels:
-        return ""
     over = ", mean over seeds" if len(study.seeds) > 1 else ""
     shared = "" if no_global(study) else "; below the rule the global model on them, and on unseen places"
     text = (
@@ -104,7 +99,7 @@ def section(study: StudyResults, tabs: Tabs) -> str:
         "all that the model is shown. Framed: everything that these examples have. A cell is empty where the examples, "
         "or the client, lack one of the modalities."
     )
-    return page.paragraph(text, "muted") + tabs(panels)
+    return tabs(panels, about=text)
 
 
 def table(study: StudyResults) -> Table | None:

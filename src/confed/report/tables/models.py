@@ -46,8 +46,8 @@ from confed.report.tables.table import (
     to_latex,
     to_markdown,
     wide_html,
+    write_files,
 )
-from confed.report.tables.write import write_files
 from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.records import MEANS_OF_VIEWS, Further, further_of, record_of
 from confed.results.runs import RunResults, StudyResults, load, with_deployed_of
@@ -55,17 +55,10 @@ from confed.results.summary import average, deployed_note, personal_note
 from confed.results.views import View
 from confed.system import format as formats
 
-OVERALL = "overall"
-"""The measure over all types of question; the others are the types' names."""
-
-ALL_PAIRS_UP_TO = 6
-"""With more methods than this, pairs are those with a reference only."""
-
-FEW_TYPES = 4
-"""With more types of question than this their tables are left to the files and the page."""
-
-Cells = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""Method -> model -> seed -> value."""
+OVERALL = "overall"  # the measure over all types of question; the others are the types' names
+ALL_PAIRS_UP_TO = 6  # with more methods than this, pairs are those with a reference only
+FEW_TYPES = 4  # with more types of question than this their tables are left to the files and the page
+Cells = Mapping[str, Mapping[str, Mapping[int, float]]]  # method -> model -> seed -> value
 
 # Studies of several models ------------------------------------------------------------------------------------
 

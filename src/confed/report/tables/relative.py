@@ -24,17 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-BySeed = Mapping[str, Mapping[int, float]]
-"""Client -> seed -> value."""
-
-Values = Mapping[str, BySeed]
-"""Method -> client -> seed -> value."""
-
-MANY = 8
-"""With more clients than this their columns are in the CSV file only."""
-
-MEAN = "mean"
-"""Heading of what is the mean over clients."""
+BySeed = Mapping[str, Mapping[int, float]]  # client -> seed -> value
+Values = Mapping[str, BySeed]  # method -> client -> seed -> value
+MANY = 8  # with more clients than this their columns are in the CSV file only
+MEAN = "mean"  # heading of what is the mean over clients
 
 
 def by_seed(study: StudyResults, method: str, view: View = View.PERSONAL) -> dict[str, dict[int, float]]:

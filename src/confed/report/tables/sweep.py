@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING, Any
 from confed.comparison.paired import Difference, against, corrected
 from confed.metrics.statistics import mean
 from confed.report.comparison import Comparison, compare_runs
-from confed.report.figures.annotate import End, at_ends
-from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
+from confed.report.figures.style import (
+    HUES,
+    Drawing,
+    End,
+    Palette,
+    SeriesStyle,
+    at_ends,
+    line_style,
+    series_styles,
+    style_axes,
+)
 from confed.report.tables.cells import signed
 from confed.report.tables.columns import Context, MethodRow, columns_of
 from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import GAP, Line, both_tests
 from confed.report.tables.relative import BySeed, improvement_cell, mean_improvement, no_mean
-from confed.report.tables.table import Cell, Column, Table, in_files, pivot
-from confed.report.tables.write import write_files
+from confed.report.tables.table import Cell, Column, Table, in_files, pivot, write_files
 from confed.results.history import judged
 from confed.results.records import words_of
 from confed.results.runs import StudyResults, load

@@ -5,8 +5,10 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from confed.federation.checkpoint import write_atomically
 from confed.system import format as formats
 from confed.system.packages import pandas
 from confed.system.plain_text import cell_text, visible
@@ -20,11 +22,8 @@ Mark = Literal["", "best"]
 
 Row = tuple["Cell", ...]
 
-SILENT = {"", "–", "reference"}
-"""Texts of cells that hold no value."""
-
-WIDE = 8
-"""Tables with more columns than this are set in small letters in LaTeX."""
+SILENT = {"", "–", "reference"}  # texts of cells that hold no value
+WIDE = 8  # tables with more columns than this are set in small letters in LaTeX
 
 
 def plain_number(value: float | None) -> str:
@@ -36,41 +35,28 @@ def plain_number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table.
+    """One entry of a table."""
 
-    Attributes:
-        text: as people read it.
-        value: the number behind it in the unit of its column, written to CSV at full precision; None for
-            words and for missing values.
-        sd: standard deviation over seeds, in the same unit.
-        mark: "best" where tests do not tell it from the best of its column.
-    """
-
-    text: str
+    text: str  # as people read it
+    # The number behind it in the unit of its column, written to CSV at full precision; None for words and for missing
+    # values.
     value: float | None = None
-    sd: float | None = None
-    mark: Mark = ""
+    sd: float | None = None  # standard deviation over seeds, in the same unit
+    mark: Mark = ""  # "best" where tests do not tell it from the best of its column
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
-
-    Attributes:
-        group: the heading above the headings, shared with its neighbours.
-        unit: of the values in CSV ("%", "bytes", "s").
-        words: whether it holds text, which is aligned to the left.
-        detail: left out wherever space is short (that is everywhere but in CSV).
-        read: what stands in the row of an item: a cell, words, or a number.
-        form: a number as people read it.
-    """
+    """A column."""
 
     title: str
-    group: str = ""
-    unit: str = ""
-    words: bool = False
-    detail: bool = False
+    group: str = ""  # the heading above the headings, shared with its neighbours
+    unit: str = ""  # of the values in CSV ("%", "bytes", "s")
+    words: bool = False  # whether it holds text, which is aligned to the left
+    detail: bool = False  # left out wherever space is short (that is everywhere but in CSV)
+    # What stands in the row of an item: a cell, words, or a number.
     read: Callable[[Any], "Cell | str | float | None"] = field(default=str, compare=False, repr=False)
+    # A number as people read it.
     form: Callable[[float | None], str] = field(default=plain_number, compare=False, repr=False)
 
     @property
@@ -166,6 +152,14 @@ def joined(title: str, tables: Mapping[str, Table]) -> Table:
 def in_files(name: str, table: Table) -> dict[str, str]:
     """Name of a file -> its content: the table in Markdown, CSV and LaTeX."""
     return {f"{name}.md": to_markdown(table), f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
+
+
+def write_files(folder: Path, files: Mapping[str, str] | Mapping[str, bytes]) -> list[Path]:
+    """Atomic export of files, by name, to a folder that is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(folder / name, content.encode() if isinstance(content, str) else content)
+    return [folder / name for name in files]
 
 
 def to_rich(table: Table) -> "RichTable":
