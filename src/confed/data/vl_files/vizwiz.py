@@ -18,7 +18,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.stream import json_items
 from confed.data.intake.tables import read_jsonl
 from confed.data.refusals import Distinct, check_choice, existing, read_text, refuse
-from confed.data.vl_files.gqa_questions import question_files
+from confed.data.vl_files.gqa_questions import question_files, questions_of
 from confed.data.vl_files.records import Record, agreed, annotated, check_split, find, number, text, texts
 
 ENTAILMENT_LABELS = ("entailment", "contradiction", "neutral")
@@ -202,10 +202,10 @@ def gqa_records(folder: Path, split: str) -> Iterator[Record]:
     distinct = Distinct("question id")
     row = 1
     for source in question_files(folder)[split]:
-        for question in source:
-            distinct.add(question.id, source.file, row)
+        for question in questions_of(source):
+            distinct.add(question.id, source, row)
             name, picture = f"gqa-{question.id}", (f"{question.image}.jpg",)
-            yield Record(source.file, row, name, picture, question.question, question.answer, question.type)
+            yield Record(source, row, name, picture, question.question, question.answer, question.type)
             row += 1
 
 
