@@ -80,10 +80,11 @@ class Captions:
             refuse("data.shots", f"at most {len(shown)}, the pictures to show at {place!r}", self.shots)
         rng = generator(0, f"{self.purpose} shots", place)
         before: list[list[Turn]] = []
-        for chosen in (rng.choice(shown, self.shots, replace=False).tolist() for _ in rows):
+        numbers: list[int] = rows.tolist()
+        for _ in numbers:
+            chosen: list[int] = rng.choice(shown, self.shots, replace=False).tolist()
             before.append([Turn(p, self.captions[p][int(rng.integers(len(self.captions[p])))]) for p in chosen])
-        names = [self.names[row] for row in rows.tolist()]
-        captions = [self.captions[row] for row in rows.tolist()]
+        names, captions = [self.names[row] for row in numbers], [self.captions[row] for row in numbers]
         kinds = self.kinds[rows].tolist()
         return to_describe(self.pictures, rows, kinds, names, captions, before if self.shots else None)
 
@@ -208,7 +209,7 @@ def _shared(
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
     words = known_words(chain.from_iterable(captioned.captions[row] for row in shown.tolist()), options.min_count)
-    freed = list(chain.from_iterable(captioned.captions[row] for row in free.tolist()))
+    freed = list(chain.from_iterable(captioned.captions[int(row)] for row in free))
     return FederatedDataset(name, ("caption",), clients, places, words, facts, public=freed)
 
 
@@ -243,11 +244,12 @@ def _divided(client: str, rows: np.ndarray, captioned: Captions, options: Option
     train, validation, test = captioned.divided(client, rows, options)
     if not len(train):
         refuse(client, "a picture to train on", found=f"none of {len(rows)}", remedy="take fewer clients")
-    captions = [captioned.captions[row] for row in train.tolist()]
+    numbers: list[int] = train.tolist()
+    captions = [captioned.captions[row] for row in numbers]
     index = np.repeat(train, list(map(len, captions)))
     texts = list(chain.from_iterable(captions))
     names: list[str] = []
-    for row, given in zip(train.tolist(), captions, strict=True):
+    for row, given in zip(numbers, captions, strict=True):
         names += [f"{captioned.names[row]}#{k}" for k in range(len(given))]
     kinds = captioned.kinds[index].tolist()
     return Split(
