@@ -18,7 +18,7 @@ from confed.data.encode import encode
 from confed.data.examples import channels_first
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.table import concatenate_tables
-from confed.data.vl_files.gqa_questions import Source, question_files
+from confed.data.vl_files.gqa_questions import question_files, questions_of
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
 from confed.federation.protocols import Output
@@ -135,24 +135,21 @@ def test_question_files_are_read_in_windows_as_json_reads_them(tmp_path: Path, m
         monkeypatch.setattr("confed.data.intake.stream._CHUNK", window)
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
-        source = Source(file)
-        read = list(source)
+        read = list(questions_of(file))
         assert [(q.id, q.image, q.question, q.answer, q.type) for q in read] == [
             (key, own["imageId"], own["question"], own["answer"], "verify") for key, own in content.items()
         ]
-        assert source.bytes == file.stat().st_size
-        assert source.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "empty.json").write_text(" { } ")
-    assert list(Source(tmp_path / "empty.json")) == []
+    assert list(questions_of(tmp_path / "empty.json")) == []
 
 
 def test_the_samples_in_the_official_layout_are_read(real_data: Path):
     folder = real_data / "format_samples" / "gqa"
-    questions = list(Source(folder / "train_balanced_questions.json"))
+    questions = list(questions_of(folder / "train_balanced_questions.json"))
     assert questions[0].question == "What color is the cup?"
     assert (questions[0].answer, questions[0].image, questions[0].type) == ("white", "9000001", "query")
     with pytest.raises(ValueError, match="expected one object"):
-        list(Source(folder / "lavis_style_train_balanced_questions.json"))
+        list(questions_of(folder / "lavis_style_train_balanced_questions.json"))
 
 
 GOOD = json.dumps({"1": entry("7", "a?", "b")})
@@ -177,11 +174,11 @@ GOOD = json.dumps({"1": entry("7", "a?", "b")})
 def test_damaged_question_files_are_named(tmp_path: Path, text: str, message: str):
     (tmp_path / "q.json").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        list(Source(tmp_path / "q.json"))
+        list(questions_of(tmp_path / "q.json"))
     assert "q.json" in str(error.value)
     (tmp_path / "q.json").write_bytes(b'{"\xff": 1}')
     with pytest.raises(ValueError, match="UTF-8"):
-        list(Source(tmp_path / "q.json"))
+        list(questions_of(tmp_path / "q.json"))
 
 
 def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
@@ -193,7 +190,7 @@ def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
         question_files(tmp_path, "all")
     (tmp_path / "val_all_questions.json").write_text("{}")
     found = question_files(tmp_path, "all")
-    assert [source.file.stem[-2:].strip("_") for source in found["train"]] == ["0", "2", "10"]
+    assert [source.stem[-2:].strip("_") for source in found["train"]] == ["0", "2", "10"]
     with pytest.raises(ValueError, match="does not exist"):
         question_files(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="balanced, all"):

@@ -89,7 +89,7 @@ class PicturesBehind:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, pictures: Pictures, more: np.ndarray) -> None:
+    def __init__(self, pictures: Pictures, more: np.ndarray | Pictures) -> None:
         self._pictures, self._more = pictures, more
         self.shape: tuple[int, ...] = (len(pictures) + len(more), *more.shape[1:])
 

@@ -29,10 +29,11 @@ from confed.data.intake.walk import visible
 from confed.data.options import Options
 from confed.data.partitions import iid
 from confed.data.picture_files import NamedPictures, open_pictures
+from confed.data.picture_tables import PicturesBehind
 from confed.data.ragged import PackedTexts
 from confed.data.refusals import refuse
 from confed.data.seeding import generator
-from confed.datasets.picture_captions import check_training_left, kind_of, known_words, to_describe
+from confed.datasets.picture_captions import Captions, check_training_left, kind_of, known_words
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE
 from confed.metrics.captions import caption_words
@@ -76,7 +77,9 @@ def caption_corpus(
     pictures = _pictures(root, corpus, options.image_size)
     pictures.unreadable, pictures.check = options.unreadable, options.check
     owners, free = _owners(corpus, options.clients, public)
-    splits = {name: _divided(name, rows, corpus, pictures, options, shots) for name, rows in owners.items()}
+    kinds, captions = np.array([kind_of([caption]) for caption in corpus.captions]), [(c,) for c in corpus.captions]
+    captioned = Captions(corpus.names, captions, kinds, pictures, shots, "corpus")
+    splits = {name: _divided(name, rows, corpus, captioned, options) for name, rows in owners.items()}
     facts = {
         "origin": f"{len(corpus.captions)} pictures with captions, {len(corpus.texts)} texts, {len(corpus.documents)} "
         f"documents of {root}",
@@ -161,11 +164,7 @@ class _Both(NamedPictures):
         return (self._first, row) if row < border else (self._second, row - border)
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
-        index, border = np.array(rows), len(self._first)
-        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
-        pictures[index < border] = self._first[index[index < border]]
-        pictures[index >= border] = self._second[index[index >= border] - border]
-        return pictures
+        return PicturesBehind(self._first, self._second)[np.array(rows)]
 
 
 def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple[str, str]]]:
@@ -233,24 +232,12 @@ def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:
     return _Both(root, first, second)
 
 
-def _divided(
-    client: str,
-    rows: Sequence[np.ndarray],
-    corpus: _Corpus,
-    pictures: ShardPictures | _Both,
-    options: Options,
-    shots: int,
-) -> Split:
+def _divided(client: str, rows: Sequence[np.ndarray], corpus: _Corpus, captioned: Captions, options: Options) -> Split:
     """A client's examples."""
     pairs, texts, documents = rows
-    order = generator(0, "corpus test", client).permutation(pairs)
-    cut = round(options.test_share * len(pairs))
-    test, rest = np.sort(order[:cut]), np.sort(order[cut:])
-    order = generator(options.seed, "corpus validation", client).permutation(rest)
-    held = round(options.validation * len(pairs))
-    validation, train = np.sort(order[:held]), np.sort(order[held:])
-    if not len(train) or shots > len(train):
-        refuse(client, f"{max(shots, 1)} pictures to train on", found=len(train), remedy="take fewer clients")
+    train, validation, test = captioned.divided(client, pairs, options)
+    if not len(train) or captioned.shots > len(train):
+        refuse(client, f"{max(captioned.shots, 1)} pictures to train on", found=len(train), remedy="take fewer clients")
     shift = len(corpus.places)
     turns: list[list[Turn]] = []
     for row in documents.tolist():
@@ -261,33 +248,13 @@ def _divided(
     captions = [corpus.captions[row] for row in train.tolist()]
     sentences = [*captions, *(corpus.texts[row] for row in texts.tolist()), *(turn[-1].text for turn in turns)]
     told = Examples(
-        pictures,
+        captioned.pictures,
         np.array([*train.tolist(), *[0] * len(texts), *(turn[-1].picture for turn in turns)], dtype=np.int64),
         sentences,
         ["caption"] * sum(sizes),
-        [*(kind_of([caption]) for caption in captions), *["text"] * sizes[1], *["document"] * sizes[2]],
+        [*captioned.kinds[train].tolist(), *["text"] * sizes[1], *["document"] * sizes[2]],
         [f"{client}/train/{row:08d}" for row in range(sum(sizes))],
         present={"image": np.repeat([True, False, True], sizes)},
         before=[*[()] * (sizes[0] + sizes[1]), *(turn[:-1] for turn in turns)],
     )
-    return Split(told, *(_described(client, rows, train, corpus, pictures, shots) for rows in (validation, test)))
-
-
-def _described(
-    client: str,
-    rows: np.ndarray,
-    shown: np.ndarray,
-    corpus: _Corpus,
-    pictures: ShardPictures | _Both,
-    shots: int,
-) -> Examples:
-    """Pictures to be described, each behind a few that are described already."""
-    rng = generator(0, "corpus shots", client)
-    before: list[list[Turn]] = []
-    for _ in range(len(rows)):
-        before.append([Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()])
-    captions = [(corpus.captions[row],) for row in rows.tolist()]
-    names = [corpus.names[row] for row in rows.tolist()]
-    return to_describe(
-        pictures, rows, [kind_of(given) for given in captions], names, captions, before if shots else None
-    )
+    return Split(told, *(captioned.described(client, rows, train) for rows in (validation, test)))

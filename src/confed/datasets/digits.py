@@ -26,6 +26,7 @@ import numpy as np
 from confed.data.bounded_files import npz_arrays
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
+from confed.data.intake.account import Account
 from confed.data.intake.stream import json_object
 from confed.data.modalities import SIX_CLIENTS, SUBSETS, showing
 from confed.data.options import DrawnOptions
@@ -33,17 +34,10 @@ from confed.data.partitions import label_counts, label_shares
 from confed.data.picture_files import NamedPictures, open_pictures
 from confed.data.pictures import empty_table, fill_table
 from confed.data.ragged import PackedTexts, end_to_end
-from confed.data.refusals import (
-    check_choice,
-    check_length,
-    check_rows,
-    existing_folder,
-    expecting,
-    refuse,
-)
+from confed.data.refusals import check_choice, check_length, check_rows, existing_folder, expecting, refuse
 from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
-from confed.datasets.labelled_folders import labelled_rows
+from confed.datasets.labelled_folders import Layout
 from confed.datasets.reader import reader
 from confed.federation.ranges import AT_LEAST_ONE, SHARE, Range
 
@@ -103,7 +97,7 @@ def read_digits(root: Path, photographs: Path | None = None, size: int = 28) -> 
 
 def _photographs(folder: Path, size: int) -> tuple[NamedPictures, np.ndarray]:
     """Photographs of ten classes, and the digits in whose place these are, in the order of their names."""
-    source, rows = labelled_rows(folder)
+    source, rows = Layout(folder).rows(Account())
     kinds = sorted({row.label for row in rows})
     if len(kinds) != len(DIGITS):
         refuse(folder, f"{len(DIGITS)} classes, one for each digit", str(len(kinds)))

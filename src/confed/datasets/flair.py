@@ -33,7 +33,7 @@ from confed.data.options import Options
 from confed.data.partitions import hold_out
 from confed.data.picture_files import NamedPictures
 from confed.data.refusals import Distinct, existing, expecting, library, refuse
-from confed.data.vl_files.records import text, texts
+from confed.data.vl_files.records import rows_of
 from confed.datasets.reader import reader, with_readable_pictures
 
 FLAIR_LABELS = (
@@ -47,21 +47,12 @@ _SPLITS = ("train", "val", "test")
 
 def flair_records(file: Path) -> Iterator[LabelRecord]:
     """All pictures of the metadata file in its order, read value by value."""
-    distinct, home = Distinct("image_id"), dict[str, str]()
-    for row, entry in json_items(file):
-        image, user, split = (text(entry, key, file, row) for key in ("image_id", "user_id", "partition"))
-        distinct.add(image, file, row)
-        _check_home(home, user, split, f"{file}, row {row}")
-        yield LabelRecord(
-            file,
-            row,
-            image,
-            tuple(texts(entry, "labels", file, row)),
-            tuple(texts(entry, "fine_grained_labels", file, row)),
-            f"{image}.jpg",
-            user=user,
-            split=split,
-        )
+    home = dict[str, str]()
+    for entry in rows_of(file, json_items(file), "image_id"):
+        image, user, split = (entry.text(key) for key in ("image_id", "user_id", "partition"))
+        _check_home(home, user, split, entry.where)
+        labels, fine = (tuple(entry.texts(key)) for key in ("labels", "fine_grained_labels"))
+        yield LabelRecord(file, entry.row, image, labels, fine, f"{image}.jpg", user=user, split=split)
 
 
 def flair_relationship(file: Path) -> dict[str, str]:

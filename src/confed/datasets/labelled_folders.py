@@ -54,6 +54,50 @@ class _Row(NamedTuple):
     united: tuple[str, ...] = ()
 
 
+class Layout(NamedTuple):
+    """A folder in one of the forms; the names are those of the options."""
+
+    folder: Path
+    split_file: str = ""
+    pictures: str = ""
+    domains: bool = False
+    class_key: str = "label"
+    domain_key: str = "domain"
+    fold_case: bool = False
+
+    def rows(self, account: Account) -> tuple[Path, list[_Row]]:
+        """The source of pictures and all rows, classes in their normal form."""
+        source, file, rows = self._listed(account)
+        spelled = Spellings("classes", [row.label for row in rows], self.fold_case)
+        account.note(*spelled.notes)
+        account.rows.setdefault(str(file), len(rows) + sum(map(len, account.left.values())))
+        account.check_remains(len(rows))
+        account.used |= {row.path: row.where for row in rows}
+        return source, [row._replace(label=spelled[row.label]) for row in rows]
+
+    def _listed(self, account: Account) -> tuple[Path, Path, list[_Row]]:
+        """The source of pictures, what lists them, and all rows."""
+        folder = existing_folder(self.folder)
+        if self.split_file:
+            file = folder / self.split_file
+            return folder / self.pictures, file, list(_of_split_file(file))
+        if (file := folder / "labels.jsonl").is_file():
+            source = first_of([folder / "images.tar", folder / "images"], "the pictures")
+            return source, file, list(_of_lines(file, self.class_key, self.domain_key, account))
+        paths, walked = in_classes(folder, 2 + self.domains)
+        for why, left in walked.left.items():
+            for path in left:
+                account.leave(why, path)
+        rows: list[_Row] = []
+        for parts, role, below in paths:
+            path = "/".join(parts)
+            rows.append(_Row(path, path, below[int(self.domains)], role, below[0] if self.domains else ""))
+        if not rows:
+            form = "domain/class/picture" if self.domains else "class/picture"
+            refuse("labelled_folders", f"{form}, labels.jsonl or data.split_file in {folder}", found="none")
+        return folder, folder, rows
+
+
 @reader(
     "root partition * split_file pictures domains class_key domain_key shots validation_shots shots_in_total "
     "test_share validation new offer clients alpha unseen others others_key max_test fold_case unreadable image_size "
@@ -111,16 +155,13 @@ def labelled_folders(
     Raises ``ValueError``: the folder has none of these forms, a file is malformed, a role is unknown, a class has no
     test example or too few for its shots, or an option is out of range.
     """
-    image_size, test_share = options.image_size, options.test_share
-    validation = 0.0 if shots else options.validation
+    layout = Layout(options.folder, split_file, pictures, domains, class_key, domain_key, fold_case)
     account = Account()
-    source, rows = labelled_rows(
-        options.folder, split_file, pictures, domains, class_key, domain_key, account, fold_case
-    )
+    source, rows = layout.rows(account)
     if partition == "domain" and any(row.domain for row in rows):
         rows = with_owner(rows, [row.domain for row in rows], domain_key)
         account = account.keep([row.path for row in rows], f"no {domain_key}")
-    pool = _pool("labelled_folders", source, rows, image_size, test_share, validation, account)
+    pool = _pool("labelled_folders", source, rows, options, 0.0 if shots else options.validation, account)
     facts = {"origin": "pictures of a folder", "pictures": f"{len(pool.labels)} of {len(pool.classes)} classes"}
     dataset = few_shot(
         pool, partition, shots=shots or None, validation_shots=validation_shots,
@@ -130,21 +171,15 @@ def labelled_folders(
     elsewhere: list[ClassPool] = []
     for path in map(Path, others):
         of_file = (path.parent, path.name) if path.suffix == ".json" else (path, "")
-        read = labelled_rows(*of_file, pictures, domains, others_key, "domain", Account(), fold_case)
-        elsewhere.append(_pool(path.stem, *read, image_size, test_share, 0.0, Account()))
+        read = Layout(*of_file, pictures, domains, others_key, "domain", fold_case).rows(Account())
+        elsewhere.append(_pool(path.stem, *read, options, 0.0, Account()))
     dataset = settled(dataset, account, "beyond the shots or max_test")
     dataset = with_other_sets(dataset, elsewhere, options.max_test)
     return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
 
 def _pool(
-    name: str,
-    source: Path,
-    rows: Sequence[_Row],
-    image_size: int,
-    test_share: float,
-    validation: float,
-    account: Account,
+    name: str, source: Path, rows: Sequence[_Row], options: Options, validation: float, account: Account
 ) -> ClassPool:
     """All pictures of a folder, with their classes, roles and domains."""
     numbers = {row.label: row.number for row in rows}
@@ -155,19 +190,13 @@ def _pool(
             refuse(row.where, f"the role {first_role[row.path]} of {row.path!r}, as before", row.role)
     place = {label: number for number, label in enumerate(names)}
     labels = np.array([place[row.label] for row in rows], dtype=np.int64)
-    images = open_pictures(source, PackedTexts.of(row.path for row in rows), image_size)
+    images = open_pictures(source, PackedTexts.of(row.path for row in rows), options.image_size)
     firsts = images.first_copies()
     note_copies(account, [row.path for row in rows], firsts)
     together = joined_groups((("picture", first), *row.united) for row, first in zip(rows, firsts, strict=True))
-    return ClassPool(
-        name,
-        _spoken(names),
-        images,
-        labels,
-        _roles(rows, labels, test_share, validation, together),
-        [row.path for row in rows],
-        np.array([row.domain.strip() for row in rows]) if any(row.domain for row in rows) else None,
-    )
+    roles = _roles(rows, labels, options.test_share, validation, together)
+    domains = np.array([row.domain.strip() for row in rows]) if any(row.domain for row in rows) else None
+    return ClassPool(name, _spoken(names), images, labels, roles, [row.path for row in rows], domains)
 
 
 def _spoken(names: Sequence[str]) -> tuple[str, ...]:
@@ -207,45 +236,6 @@ def _roles(
                 roles[group] = role
                 count += int(of_class[group].sum())
     return roles
-
-
-def labelled_rows(
-    folder: Path, split_file: str = "", pictures: str = "", domains: bool = False, class_key: str = "label",
-    domain_key: str = "domain", account: Account | None = None, fold_case: bool = False,
-) -> tuple[Path, list[_Row]]:  # fmt: skip
-    """The source of pictures and all rows, classes in their normal form."""
-    account = Account() if account is None else account
-    source, file, rows = _listed(folder, split_file, pictures, domains, class_key, domain_key, account)
-    spelled = Spellings("classes", [row.label for row in rows], fold_case)
-    account.note(*spelled.notes)
-    account.rows.setdefault(str(file), len(rows) + sum(map(len, account.left.values())))
-    account.check_remains(len(rows))
-    account.used |= {row.path: row.where for row in rows}
-    return source, [row._replace(label=spelled[row.label]) for row in rows]
-
-
-def _listed(
-    folder: Path, split_file: str, pictures: str, domains: bool, class_key: str, domain_key: str, account: Account
-) -> tuple[Path, Path, list[_Row]]:
-    """The source of pictures, what lists them, and all rows."""
-    existing_folder(folder)
-    if split_file:
-        return folder / pictures, folder / split_file, list(_of_split_file(folder / split_file))
-    if (folder / "labels.jsonl").is_file():
-        source = first_of([folder / "images.tar", folder / "images"], "the pictures")
-        return source, folder / "labels.jsonl", list(_of_lines(folder / "labels.jsonl", class_key, domain_key, account))
-    paths, walked = in_classes(folder, 2 + domains)
-    for why, left in walked.left.items():
-        for path in left:
-            account.leave(why, path)
-    rows: list[_Row] = []
-    for parts, role, below in paths:
-        path = "/".join(parts)
-        rows.append(_Row(path, path, below[int(domains)], role, below[0] if domains else ""))
-    if not rows:
-        form = "domain/class/picture" if domains else "class/picture"
-        refuse("labelled_folders", f"{form}, labels.jsonl or data.split_file in {folder}", found="none")
-    return folder, folder, rows
 
 
 def _of_lines(file: Path, class_key: str, domain_key: str, account: Account) -> Iterator[_Row]:

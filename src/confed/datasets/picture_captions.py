@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 
-from confed.data.caption_files.captions import Captioned, caption_records
+from confed.data.caption_files.captions import caption_records
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.intake.account import Account, settled
 from confed.data.ml_files.coco import COCO_GROUPS
@@ -51,13 +51,42 @@ _PUBLISHED = {"coco_captions": {123_287, 82_783, 40_504, 118_287, 5_000}, "flick
 """Pictures of the published files; other files in their format are somebody's own."""
 
 
-class Captions(NamedTuple):
-    """Captioned pictures: their records, kinds (M,) and pixels, and how many are shown before one to be described."""
+@dataclass(frozen=True)
+class Captions:
+    """M captioned pictures: names, captions, kinds (M,) and pixels, and how many are shown before one to be described.
 
-    records: Sequence[Captioned]
+    ``purpose`` names the random streams.
+    """
+
+    names: Sequence[str]
+    captions: Sequence[Sequence[str]]
     kinds: np.ndarray
     pictures: NamedPictures
     shots: int
+    purpose: str = "caption"
+
+    def divided(self, client: str, rows: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A client's pictures in order: test (the same for all seeds), validation, and the rest to train on."""
+        order = generator(0, f"{self.purpose} test", client).permutation(rows)
+        cut = round(options.test_share * len(rows))
+        order, test = np.sort(order[cut:]), np.sort(order[:cut])
+        order = generator(options.seed, f"{self.purpose} validation", client).permutation(order)
+        held = round(options.validation * len(rows))
+        return np.sort(order[held:]), np.sort(order[:held]), test
+
+    def described(self, place: str, rows: np.ndarray, shown: np.ndarray) -> Examples:
+        """Pictures to be described, each behind a few that are described already."""
+        if self.shots > len(shown):
+            refuse("data.shots", f"at most {len(shown)}, the pictures to show at {place!r}", self.shots)
+        rng = generator(0, f"{self.purpose} shots", place)
+        before: list[list[Turn]] = []
+        numbers: list[int] = rows.tolist()
+        for _ in numbers:
+            chosen: list[int] = rng.choice(shown, self.shots, replace=False).tolist()
+            before.append([Turn(p, self.captions[p][int(rng.integers(len(self.captions[p])))]) for p in chosen])
+        names, captions = [self.names[row] for row in numbers], [self.captions[row] for row in numbers]
+        kinds = self.kinds[rows].tolist()
+        return to_describe(self.pictures, rows, kinds, names, captions, before if self.shots else None)
 
 
 @dataclass(frozen=True)
@@ -140,7 +169,10 @@ def _dataset(name: str, options: CaptionOptions) -> FederatedDataset:
     published = len(records) in _PUBLISHED[name]
     facts = _FACTS[name] if published else {"origin": f"captions of {len(records)} pictures in {file.name}"}
     kinds = np.array([kind_of(record.captions) for record in records])
-    shared = _shared(name, Captions(records, kinds, pictures, options.shots), options, facts)
+    names, texts = [record.name for record in records], [record.captions for record in records]
+    captioned = Captions(names, texts, kinds, pictures, options.shots)
+    splits = np.array([record.split for record in records])
+    shared = _shared(name, captioned, splits, options, facts)
     shared = settled(shared, account, "public, or beyond what clients get")
     return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
@@ -152,10 +184,10 @@ def check_training_left(options: Options) -> None:
         refuse("data.validation and data.test_share", "less than 1 in all, to leave pictures to train on", held)
 
 
-def _shared(name: str, captioned: Captions, options: CaptionOptions, facts: Mapping[str, str]) -> FederatedDataset:
+def _shared(
+    name: str, captioned: Captions, splits: np.ndarray, options: CaptionOptions, facts: Mapping[str, str]
+) -> FederatedDataset:
     """Pictures with captions as a federation, whose splits are those of Karpathy."""
-    records, kinds = captioned.records, captioned.kinds
-    splits = np.array([record.split for record in records])
     trained = np.flatnonzero(np.isin(splits, ["", "train", "restval"]))
     tested = np.flatnonzero(splits == "test")
     rng = generator(0, "captions", name)
@@ -164,20 +196,20 @@ def _shared(name: str, captioned: Captions, options: CaptionOptions, facts: Mapp
     if options.partition == "iid":
         shares = iid(len(dealt), options.clients, rng)
     else:
-        shares = dirichlet(kinds[dealt], options.clients, options.alpha, rng, options.minimum)
+        shares = dirichlet(captioned.kinds[dealt], options.clients, options.alpha, rng, options.minimum)
     test_share = 0.0 if len(tested) else options.test_share
     clients: dict[str, Split] = {}
     for client, rows in shares.items():
         clients[client] = _divided(client, dealt[rows], captioned, replace(options, test_share=test_share))
     shown = free if len(free) else trained
-    places = {"test": _described("test", tested, shown, captioned)} if len(tested) else {}
+    places = {"test": captioned.described("test", tested, shown)} if len(tested) else {}
     facts = {
         **facts,
-        "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
+        "pictures": f"{len(splits)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
         "public": f"the captions of {len(free)} pictures" if len(free) else "none",
     }
-    words = known_words(chain.from_iterable(records[row].captions for row in shown.tolist()), options.min_count)
-    freed = list(chain.from_iterable(records[row].captions for row in free.tolist()))
+    words = known_words(chain.from_iterable(captioned.captions[row] for row in shown.tolist()), options.min_count)
+    freed = list(chain.from_iterable(captioned.captions[int(row)] for row in free))
     return FederatedDataset(name, ("caption",), clients, places, words, facts, public=freed)
 
 
@@ -208,42 +240,23 @@ def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
 
 
 def _divided(client: str, rows: np.ndarray, captioned: Captions, options: Options) -> Split:
-    """A client's pictures: test (the same for all seeds), validation, and the rest."""
-    records = captioned.records
-    order = generator(0, "caption test", client).permutation(rows)
-    cut = round(options.test_share * len(rows))
-    test, rest = order[:cut], np.sort(order[cut:])
-    order = generator(options.seed, "caption validation", client).permutation(rest)
-    held = round(options.validation * len(rows))
-    validation, train = order[:held], np.sort(order[held:])
+    """A client's pictures as examples; each caption of a training picture is one."""
+    train, validation, test = captioned.divided(client, rows, options)
     if not len(train):
         refuse(client, "a picture to train on", found=f"none of {len(rows)}", remedy="take fewer clients")
-    index = np.repeat(train, [len(records[row].captions) for row in train.tolist()])
-    texts = list(chain.from_iterable(records[row].captions for row in train.tolist()))
+    numbers: list[int] = train.tolist()
+    captions = [captioned.captions[row] for row in numbers]
+    index = np.repeat(train, list(map(len, captions)))
+    texts = list(chain.from_iterable(captions))
     names: list[str] = []
-    for row in train.tolist():
-        names += [f"{records[row].name}#{k}" for k in range(len(records[row].captions))]
+    for row, given in zip(numbers, captions, strict=True):
+        names += [f"{captioned.names[row]}#{k}" for k in range(len(given))]
     kinds = captioned.kinds[index].tolist()
     return Split(
         Examples(captioned.pictures, index, texts, ["caption"] * len(texts), kinds, names, present={}),
-        _described(client, np.sort(validation), train, captioned),
-        _described(client, np.sort(test), train, captioned),
+        captioned.described(client, validation, train),
+        captioned.described(client, test, train),
     )
-
-
-def _described(place: str, rows: np.ndarray, shown: np.ndarray, captioned: Captions) -> Examples:
-    """Pictures to be described, each behind a few that are described already."""
-    records, shots = captioned.records, captioned.shots
-    if shots > len(shown):
-        refuse("data.shots", f"at most {len(shown)}, the pictures to show at {place!r}", shots)
-    rng = generator(0, "caption shots", place)
-    before: list[list[Turn]] = []
-    for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows):
-        before.append([Turn(p, records[p].captions[int(rng.integers(len(records[p].captions)))]) for p in chosen])
-    return to_describe(
-        captioned.pictures, rows, captioned.kinds[rows].tolist(), [records[row].name for row in rows.tolist()],
-        [records[row].captions for row in rows.tolist()], before if shots else None,
-    )  # fmt: skip
 
 
 def to_describe(

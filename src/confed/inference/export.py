@@ -21,7 +21,6 @@ from string import Template
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
@@ -35,7 +34,7 @@ from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.models.finetuning import Finetuning
 from confed.models.hf import TINY, base_model
 from confed.models.hf.model import HuggingFaceVLM
-from confed.models.pretrained import packaged, without_progress_bars
+from confed.models.pretrained import packaged, without_progress_bars, write_weights
 from confed.recipes.recipe import Recipe
 from confed.registry import models
 from confed.results.folder import RunFolder
@@ -425,7 +424,7 @@ class _Export:
         directory = self.root / "backbone"
         directory.mkdir()
         if self.source is None and not self.whole:
-            _tensors(directory / "model.safetensors", self.backbone)
+            write_weights(directory / "model.safetensors", self.backbone, {"format": "pt"})
         if self.reachable == "DIR/base":
             section = self.run.recipe.sections["model"]
             dtype = torch.float32 if section.get("base", "fp32") == "fp32" else torch.bfloat16
@@ -469,7 +468,7 @@ class _Export:
             else:
                 parts.setdefault("trained", {})[key] = tensor
         for module_name, held in parts.items():
-            _tensors(directory / f"{module_name}.safetensors", held)
+            write_weights(directory / f"{module_name}.safetensors", held, {"format": "pt"})
         self._write_towers(directory, learning=True)
         if self.injected is not None:
             self._peft_config(directory, [self.heads["answers"]] if simple and head else None)
@@ -536,11 +535,6 @@ class _Export:
         config = type(config).from_dict(options)
         config.architectures = [self._class()]
         return json.loads(config.to_json_string(use_diff=False))
-
-
-def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    flat = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
-    path.write_bytes(save(flat, {"format": "pt"}))
 
 
 def _json(path: Path, content: Mapping[str, Any]) -> None:

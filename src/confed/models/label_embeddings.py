@@ -23,7 +23,15 @@ from confed.data.refusals import listed
 from confed.federation.ranges import check_value
 from confed.models.heads import COUNT
 from confed.models.hub_names import hub_name
-from confed.models.pretrained import packaged, published, read_tensors, read_weights, reading, weights_file
+from confed.models.pretrained import (
+    packaged,
+    published,
+    read_tensors,
+    read_weights,
+    reading,
+    weights_file,
+    write_weights,
+)
 
 # Text encoders for label embeddings: CLIP's, sentence encoders ------------------------------------------------
 
@@ -245,17 +253,10 @@ def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> Labe
 
 
 def save_label_embeddings(table: LabelEmbeddings, file: Path | str) -> None:
-    """Writes embeddings as safetensors; the file appears under its name only when it is complete."""
-    from safetensors.torch import save_file
-
-    file = Path(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".part")
+    """Writes embeddings as safetensors."""
     tensors = {"labels": table.vectors, "positive": table.positive, "negative": table.negative}
     metadata = {"names": json.dumps(table.names), "source": table.source}
-    save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
-    unfinished.chmod(0o644)  # the library creates files for their owner alone
-    unfinished.replace(file)
+    write_weights(Path(file), tensors, metadata)
 
 
 def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int) -> LabelEmbeddings:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confed.federation.atomic import write_atomically
 from confed.federation.protocols import Batch
 from confed.federation.reading import check_header
 from confed.models.hub_names import gated, hub_name
@@ -65,16 +66,18 @@ def weights_file(model: str, pretrained: bool | Path | str = True) -> Path:
 
 def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequence[str], **facts: Any) -> None:
     """Writes a model's tensors and, as metadata, its words, its answers and further JSON facts."""
-    from safetensors.torch import save_file
-
     metadata = {"words": list(words), "answers": list(answers), **facts}
+    write_weights(file, model.state_dict(), {key: json.dumps(value) for key, value in metadata.items()})
+
+
+def write_weights(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file, which appears under its name only when it is complete."""
+    from safetensors.torch import save
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".part")
     # Copies, because the format refuses tensors that share memory, as tied embeddings do.
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, unfinished, {key: json.dumps(value) for key, value in metadata.items()})
-    unfinished.chmod(0o644)  # the library creates files for their owner alone
-    unfinished.replace(file)
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    write_atomically(file, save(copies, dict(metadata)))
 
 
 def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from confed.data.refusals import existing, expecting, refuse
 from confed.federation.file_names import Name
 from confed.federation.reading import faults_of, read_bounded
 from confed.models.albef import Albef, fit, rename_albef, sizes_of
+from confed.models.pretrained import write_weights
 from confed.models.scene_classifier import Architecture, build_scene_classifier, config_of
 
 _PATTERNS = (
@@ -110,13 +111,8 @@ def _write(
     source: Path, out: Path, architecture: str, tensors: dict[str, Tensor], config: Mapping[str, Any]
 ) -> dict[str, str]:
     """Writes tensors and, beside them, their configuration; digests of what was read and written."""
-    from safetensors.torch import save_file
-
     digest = _sha256(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(out.name + ".part")
-    save_file(tensors, unfinished, metadata={"architecture": architecture, "source_sha256": digest})
-    unfinished.replace(out)
+    write_weights(out, tensors, {"architecture": architecture, "source_sha256": digest})
     text = json.dumps(config, indent=1, sort_keys=True)
     out.with_name(f"{out.stem}.config.json").write_text(text + "\n", encoding="utf-8")
     return {"source_sha256": digest, "sha256": _sha256(out)}

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from confed.data.picture_files import find_pictures
 from confed.data.refusals import check_apart, refuse
-from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
+from confed.data.vl_files.gqa_questions import Question, Questions, question_files, questions_of
 from confed.datasets.gqa_scenes.places import (
     FORMAT,
     PUBLISHED,
@@ -95,15 +95,13 @@ def prepare(
         "asked_about": len(needed), "missing": len(missing), "first_missing": missing[:_SHOWN],
         "without_prediction": len(unknown), **counts, "listing_sha256": hashlib.sha256(lines.encode()).hexdigest(),
     }  # fmt: skip
-    files_read = list(chain.from_iterable(sources.values()))
     manifest = {
         "format": FORMAT,
         "options": asdict(options),
         "images": str(images.expanduser().resolve()),
         "sources": {
-            **{source.file.name: {"bytes": source.bytes, "sha256": source.sha256} for source in files_read},
-            **{file.name: digest(file) for file in (predictions, *([weights] if weights else ()))},
-            _MAPPING.name: digest(_MAPPING),
+            file.name: digest(file)
+            for file in (*chain.from_iterable(sources.values()), predictions, *([weights] if weights else ()), _MAPPING)
         },
         "pictures": pictures,
         **_write(out, rows, missing, options),
@@ -113,16 +111,16 @@ def prepare(
     return manifest
 
 
-def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[str]:
+def _survey(sources: Mapping[str, Sequence[Path]], progress: Progress) -> set[str]:
     """The images that questions are about, after a check that ids are distinct and splits share no image."""
     ids: set[str] = set()
     images: dict[str, set[str]] = {}
     for role, parts in sources.items():
         role_images = images.setdefault(role, set())
         for source in parts:
-            for question in source:
+            for question in questions_of(source):
                 if question.id in ids:
-                    refuse(source.file, "question ids that differ", found=f"{question.id!r} twice")
+                    refuse(source, "question ids that differ", found=f"{question.id!r} twice")
                 ids.add(question.id)
                 role_images.add(question.image)
                 if len(ids) % 10000 == 0:
@@ -188,7 +186,7 @@ def _sort(
 
 
 def _select(
-    sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], progress: Progress
+    sources: Mapping[str, Sequence[Path]], scenes: Mapping[str, str], progress: Progress
 ) -> dict[tuple[str, str], list[Question]]:
     """(scene, "train" or "test") -> its questions, in the order of the files."""
     rows: dict[tuple[str, str], list[Question]] = {}
@@ -198,7 +196,7 @@ def _select(
     chosen = 0
     for role, parts in sources.items():
         for source in parts:
-            for question in source:
+            for question in questions_of(source):
                 scene = scenes.get(question.image)
                 if scene is not None:
                     rows[scene, "train" if role == "train" else "test"].append(question)

@@ -101,31 +101,24 @@ class VQA:
         Raises ``ValueError``: ``label`` or ``target`` is missing, or one of these or ``annotated`` has the wrong shape
         or a label out of range.
         """
-        mean = self._mean_loss(output, batch)
+        mean = self._loss(output, batch, "mean")
         return mean * len(output.logits) if self.reduction == "sum" else mean
-
-    def _mean_loss(self, output: Output, batch: Batch) -> Tensor:
-        logits, truth = self._logits_and_truth(output, self._with_target(batch))
-        if self.objective == "bce":
-            return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
-        if self.objective == "kl":
-            return self._divergence(logits, truth, batch.get("annotated")).mean()
-        # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
-        check_below("label", truth, self.answers)
-        return functional.cross_entropy(logits, truth)
 
     def example_losses(self, output: Output, batch: Batch) -> Tensor | None:
         """See :class:`confed.federation.protocols.LossPerExample`; None of a sum over the batch."""
-        if self.reduction == "sum":
-            return None
+        return None if self.reduction == "sum" else self._loss(output, batch, "none")
+
+    def _loss(self, output: Output, batch: Batch, reduction: Literal["mean", "none"]) -> Tensor:
         logits, truth = self._logits_and_truth(output, self._with_target(batch))
         if self.objective == "bce":
-            entries = functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype), reduction="none")
-            return entries.sum(1)
+            loss = functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype), reduction=reduction)
+            return loss * self.answers if reduction == "mean" else loss.sum(1)
         if self.objective == "kl":
-            return self._divergence(logits, truth, batch.get("annotated"))
+            loss = self._divergence(logits, truth, batch.get("annotated"))
+            return loss.mean() if reduction == "mean" else loss
+        # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
         check_below("label", truth, self.answers)
-        return functional.cross_entropy(logits, truth, reduction="none")
+        return functional.cross_entropy(logits, truth, reduction=reduction)
 
     @property
     def measures(self) -> dict[str, Number]:

@@ -15,7 +15,7 @@ from confed.data.intake.stream import Window, json_items, json_lists, opened_tex
 from confed.data.intake.tables import read_cells
 from confed.data.intake.values import plain_path
 from confed.data.refusals import Distinct, check_inside, existing, expecting, refuse
-from confed.data.vl_files.records import InFile, number, text
+from confed.data.vl_files.records import InFile, Row, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
     """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out."""
     account, distinct, images = Account() if account is None else account, Distinct("id"), Distinct("id of images")
     names, rows, captions = dict[int, str](), dict[int, int](), dict[int, list[str]]()
-    for key, row, entry in json_lists(file, ("images", "annotations")):
-        entry_id = number(entry, "id", file, row)
+    for key, number, given in json_lists(file, ("images", "annotations")):
+        entry = Row(file, number, given)
+        entry_id = entry.number("id")
         if key == "annotations":
-            distinct.add(entry_id, file, row)
-            image = number(entry, "image_id", file, row)
-            captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
+            distinct.add(entry_id, file, number)
+            captions.setdefault(entry.number("image_id"), []).append(entry.text("caption").strip())
             continue
-        images.add(entry_id, file, row)
-        names[entry_id], rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
+        images.add(entry_id, file, number)
+        names[entry_id], rows[entry_id] = plain_path(entry.text("file_name")), number
     strange = next((image for image in captions if image not in names), None)
     if strange is not None:
         refuse(file, "captions about its images", found=f"one about the picture {strange}")
@@ -124,23 +124,15 @@ def coco_caption_records(file: Path, account: Account | None = None) -> Iterator
 def karpathy_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:
     """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one."""
     account = Account() if account is None else account
-    distinct = Distinct("filename")
-    for row, entry in json_items(file, "images"):
-        account.rows[str(file)] = row
-        name, split = text(entry, "filename", file, row), text(entry, "split", file, row)
-        distinct.add(name, file, row)
-        sentences = entry.get("sentences")
+    for entry in rows_of(file, json_items(file, "images"), "filename"):
+        account.rows[str(file)] = entry.row
+        name, split, sentences = entry.text("filename"), entry.text("split"), entry.get("sentences")
         if not isinstance(sentences, list) or not sentences:
-            refuse(f"{file}, row {row}", "a list of sentences", sentences)
+            refuse(entry, "a list of sentences", sentences)
         folder = entry.get("filepath") or ""
-        yield Captioned(
-            file,
-            row,
-            Path(name).stem,
-            f"{folder}/{name}" if folder else name,
-            tuple(text(sentence, "raw", file, row).strip() for sentence in sentences),
-            split,
-        )
+        picture = f"{folder}/{name}" if folder else name
+        captions = tuple(Row(file, entry.row, sentence).text("raw").strip() for sentence in sentences)
+        yield Captioned(file, entry.row, Path(name).stem, picture, captions, split)
 
 
 def token_records(file: Path, account: Account | None = None) -> Iterator[Captioned]:

@@ -32,7 +32,7 @@ from confed.data.picture_files import NamedPictures
 from confed.data.pictures import resize
 from confed.data.ragged import PackedTexts
 from confed.data.refusals import check_choice, existing, expecting, library, refuse
-from confed.data.vl_files.records import text
+from confed.data.vl_files.records import rows_of
 
 # Removal of near-duplicate texts ------------------------------------------------------------------------------
 
@@ -75,8 +75,8 @@ def _runs(text: str) -> set[str]:
 
 def text_lines(file: Path) -> Iterator[tuple[int, str]]:
     """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out."""
-    for row, entry in read_jsonl(file):
-        yield row, text(entry, "text", file, row).strip()
+    for entry in rows_of(file, read_jsonl(file)):
+        yield entry.row, entry.text("text").strip()
 
 
 def story_lines(file: Path) -> Iterator[Story]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, BinaryIO, TextIO
 from xml.etree import ElementTree
 
 from confed.data.refusals import existing, expecting, read_text, refuse
@@ -174,18 +174,10 @@ def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
         refuse(text.file, expected, found="no such key")
 
 
-class Readable(Protocol):
-    """Protocol of sources: an open binary file, or a wrapper that counts or hashes one."""
-
-    def read(self, size: int, /) -> bytes:
-        """The next bytes, at most so many; none at the end."""
-        ...
-
-
 class Window:
     """A JSON file of which only a window is in memory."""
 
-    def __init__(self, file: Path, stream: Readable, strict: bool = True) -> None:
+    def __init__(self, file: Path, stream: BinaryIO, strict: bool = True) -> None:
         self.file, self._stream = file, stream
         encoding = encoding_of(file, strict=strict)
         self._decoder, self._json = codecs.getincrementaldecoder(encoding.name)(encoding.errors), json.JSONDecoder()

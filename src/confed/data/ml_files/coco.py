@@ -7,15 +7,15 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from confed.data.intake.stream import json_items, json_lists
 from confed.data.intake.values import plain_path
-from confed.data.ml_files.records import LabelRecord, optional_text
+from confed.data.ml_files.records import LabelRecord
 from confed.data.refusals import Distinct, refuse
-from confed.data.vl_files.records import number, text
+from confed.data.vl_files.records import Row, rows_of
 
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
@@ -75,10 +75,10 @@ def coco_records(
 def coco_categories(file: Path) -> dict[str, str]:
     """The categories that an instances file of any dataset lists, in the order of their ids, with their groups."""
     categories, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
-    for row, entry in json_items(file, "categories"):
-        name = text(entry, "name", file, row)
-        distinct.add(name, file, row)
-        categories[number(entry, "id", file, row)] = name, optional_text(entry, "supercategory", file, row)
+    for entry in rows_of(file, json_items(file, "categories")):
+        name = entry.text("name")
+        distinct.add(name, file, entry.row)
+        categories[entry.number("id")] = name, entry.optional("supercategory")
     return dict(categories[key] for key in sorted(categories))
 
 
@@ -86,24 +86,24 @@ def _instances(file: Path) -> _Instances:
     """Content of the three lists, read in one pass in any order."""
     content, distinct = _Instances(), Distinct("id")
     for key, row, entry in json_lists(file, ("images", "annotations", "categories")):
-        _add(content, key, entry, file, row, distinct)
+        _add(content, key, Row(file, row, entry), distinct)
     return content
 
 
-def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, annotations: Distinct) -> None:
-    entry_id = number(entry, "id", file, row, below=_IDS)
+def _add(content: _Instances, key: str, entry: Row, annotations: Distinct) -> None:
+    entry_id = entry.number("id", below=_IDS)
     if key == "images":
         if entry_id in content.images:
-            refuse(f"{file}, row {row} of images", "an id of its own", found=f"that of row {content.rows[entry_id]}")
-        content.images[entry_id], content.rows[entry_id] = plain_path(text(entry, "file_name", file, row)), row
+            refuse(f"{entry} of images", "an id of its own", found=f"that of row {content.rows[entry_id]}")
+        content.images[entry_id], content.rows[entry_id] = plain_path(entry.text("file_name")), entry.row
     elif key == "categories":
         if entry_id in content.categories:
-            refuse(f"{file}, row {row} of categories", "an id of its own", found=f"{entry_id} again")
-        content.categories[entry_id] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
+            refuse(f"{entry} of categories", "an id of its own", found=f"{entry_id} again")
+        content.categories[entry_id] = entry.text("name"), str(entry.get("supercategory") or "")
     else:
-        annotations.add(entry_id, file, row)
-        content.of_image.append(number(entry, "image_id", file, row, below=_IDS))
-        content.of_category.append(number(entry, "category_id", file, row, below=_IDS))
+        annotations.add(entry_id, entry.file, entry.row)
+        content.of_image.append(entry.number("image_id", below=_IDS))
+        content.of_category.append(entry.number("category_id", below=_IDS))
 
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:

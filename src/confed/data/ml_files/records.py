@@ -12,7 +12,7 @@ from confed.data.intake.tables import read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
 from confed.data.refusals import Distinct, check_inside, read_text, refuse
-from confed.data.vl_files.records import InFile, text, texts
+from confed.data.vl_files.records import InFile, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,6 @@ class LabelRecord(InFile):
                 refuse(self.where, "the names of labels", found="an empty one")
 
 
-def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
-    """A text that may be missing."""
-    value = entry.get(key)
-    if value is None:
-        return ""
-    plain = value.strip() if isinstance(value, str) and value.isascii() else plain_text(value)
-    return text(entry, key, file, row) if plain is None else plain
-
-
 def line_records(
     file: Path,
     *,
@@ -90,31 +81,23 @@ def line_records(
         account.note_encoding(file)
         account.note(*spelled.notes)
     place = str(file)
-    for row, entry in entries:
-        where = f"{place}, row {row}"
+    for number, given in entries:
+        row, where = Row(file, number, given), f"{place}, row {number}"
         try:
-            labels = tuple(texts(entry, "labels", file, row)) if spelled is None else _labels(entry, where, spelled)
+            labels = tuple(row.texts("labels")) if spelled is None else _labels(given, where, spelled)
         except Blank as blank:
             assert account is not None
             account.leave(str(blank), where)
             continue
-        picture, words = optional_text(entry, "image", file, row), optional_text(entry, "text", file, row)
-        picture = plain_path(picture) if picture else ""
-        key = optional_text(entry, "id", file, row) or picture or str(row - 1)
-        distinct.add(key, file, row)
+        picture, words = plain_path(row.optional("image")), row.optional("text")
+        key = row.optional("id") or picture or str(number - 1)
+        distinct.add(key, file, number)
         if account is not None:
             account.used[f"{prefix}{key}"] = where
+        fine = tuple(row.texts("fine_labels")) if "fine_labels" in given else ()
+        owner = owner_text(given, user, where) if user else ""
         yield LabelRecord(
-            file,
-            row,
-            f"{prefix}{key}",
-            labels,
-            tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
-            picture,
-            words,
-            owner_text(entry, user, where) if user else "",
-            optional_text(entry, "split", file, row),
-            united_by(entry),
+            file, number, f"{prefix}{key}", labels, fine, picture, words, owner, row.optional("split"), united_by(given)
         )
 
 

@@ -1,13 +1,12 @@
 """Streaming reader of GQA's question files (Hudson and Manning, 2019)."""
 
-import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from confed.data.intake.stream import Readable, Window
+from confed.data.intake.stream import Window
 from confed.data.refusals import check_choice, existing_folder, refuse
 
 Questions = Literal["balanced", "all"]
@@ -25,69 +24,43 @@ class Question:
     type: str
 
 
-@dataclass
-class Source:
-    """A question file; iterating reads it entry by entry and then knows its size and its hash."""
-
-    file: Path
-    bytes: int = field(default=0, init=False)
-    sha256: str = field(default="", init=False)
-
-    def __iter__(self) -> Iterator[Question]:
-        """The entries in the file's order."""
-        for key, entry in self._entries():
-            yield self._question(key, entry)
-
-    def _question(self, key: str, entry: Any) -> Question:
-        if not isinstance(entry, dict):
-            refuse(f"{self.file}: question {key!r}", "an object", entry)
-        values = [entry.get(name) for name in ("imageId", "question", "answer")]
-        for name, value in zip(("imageId", "question", "answer"), values, strict=True):
-            if not isinstance(value, str) or not value.strip():
-                hint = "; GQA's test and challenge files have no answers" if name == "answer" and value is None else ""
-                refuse(f"{self.file}: question {key!r}", f"a text as {name!r}", found=f"{value!r:.80}{hint}")
-        types = entry.get("types")
-        kind = types.get("structural") if isinstance(types, dict) else None
-        image, question, answer = (str(value) for value in values)
-        return Question(key, image, question, answer, kind if isinstance(kind, str) and kind else "other")
-
-    def _entries(self) -> Iterator[tuple[str, Any]]:
-        with self.file.open("rb") as stream:
-            read = _Read(stream)
-            text = Window(self.file, read)
-            if text.peek() != "{":
-                refuse(self.file, "one object, question id -> question, as GQA has it", found="none")
-            for key in text.members():
-                yield key, text.value(f": question {key!r}")
-            text.finish()
-            self.bytes, self.sha256 = read.bytes, read.hash.hexdigest()
+def questions_of(file: Path) -> Iterator[Question]:
+    """The entries of a question file in its order, read one by one."""
+    with file.open("rb") as stream:
+        text = Window(file, stream)
+        if text.peek() != "{":
+            refuse(file, "one object, question id -> question, as GQA has it", found="none")
+        for key in text.members():
+            where = f"{file}: question {key!r}"
+            yield _question(key, text.value(f": question {key!r}"), where)
+        text.finish()
 
 
-class _Read:
-    """A stream, and size and hash of what was read of it."""
+def _question(key: str, entry: Any, where: str) -> Question:
+    if not isinstance(entry, dict):
+        refuse(where, "an object", entry)
+    values = [entry.get(name) for name in ("imageId", "question", "answer")]
+    for name, value in zip(("imageId", "question", "answer"), values, strict=True):
+        if not isinstance(value, str) or not value.strip():
+            hint = "; GQA's test and challenge files have no answers" if name == "answer" and value is None else ""
+            refuse(where, f"a text as {name!r}", found=f"{value!r:.80}{hint}")
+    types = entry.get("types")
+    kind = types.get("structural") if isinstance(types, dict) else None
+    image, question, answer = (str(value) for value in values)
+    return Question(key, image, question, answer, kind if isinstance(kind, str) and kind else "other")
 
-    def __init__(self, stream: Readable) -> None:
-        self._stream, self.bytes, self.hash = stream, 0, hashlib.sha256()
 
-    def read(self, size: int, /) -> bytes:
-        chunk = self._stream.read(size)
-        self.bytes += len(chunk)
-        self.hash.update(chunk)
-        return chunk
-
-
-def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Source]]:
+def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Path]]:
     """The official files "train" and "val" of a GQA folder, also in its subfolder ``questions1.2`` or ``questions``."""
     check_choice("questions", kind, get_args(Questions))
     existing_folder(folder)
-    sources: dict[str, list[Source]] = {}
+    sources: dict[str, list[Path]] = {}
     for role in ("train", "val"):
         stem = f"{role}_{kind}_questions"
         for base in (folder, folder / "questions1.2", folder / "questions"):
             parts = sorted((base / stem).glob("*.json"), key=_number) if (base / stem).is_dir() else []
-            files = [base / f"{stem}.json"] if (base / f"{stem}.json").is_file() else parts
-            if files:
-                sources[role] = [Source(file) for file in files]
+            if files := [base / f"{stem}.json"] if (base / f"{stem}.json").is_file() else parts:
+                sources[role] = files
                 break
         else:
             files_here = _question_files_in(folder)

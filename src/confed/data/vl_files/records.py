@@ -1,13 +1,14 @@
 """Records of visual questions, and the checks that all readers share."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from confed.data.refusals import check_choice, check_inside, first_of, refuse
+from confed.data.intake.values import plain_text
+from confed.data.refusals import Distinct, check_choice, check_inside, first_of, refuse
 from confed.metrics.vqa import normalise_answer
 
 ANNOTATORS = 10
@@ -55,52 +56,78 @@ class Record(InFile):
             check_inside(picture, self)
 
 
-def text(entry: Any, key: str, file: Path, row: int) -> str:
-    """A text that is not empty."""
-    value = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(value, str) or not value.strip():
-        refuse(f"{file}, row {row}", f"a text as {key!r}", value)
-    return value
+@dataclass(frozen=True, slots=True)
+class Row(InFile):
+    """A row of a file, whose columns are checked when a reader asks for them."""
+
+    entry: Any
+
+    def get(self, key: str) -> Any:
+        """What stands there; None where there is nothing, or the row is no object."""
+        return self.entry.get(key) if isinstance(self.entry, dict) else None
+
+    def text(self, key: str) -> str:
+        """A text that is not empty."""
+        value = self.get(key)
+        if not isinstance(value, str) or not value.strip():
+            refuse(self.where, f"a text as {key!r}", value)
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        value = self.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            refuse(self.where, f"a list of texts as {key!r}", value)
+        return value
+
+    def optional(self, key: str) -> str:
+        """A text that may be missing."""
+        value = self.get(key)
+        if value is None:
+            return ""
+        plain = value.strip() if isinstance(value, str) and value.isascii() else plain_text(value)
+        return self.text(key) if plain is None else plain
+
+    def number(self, key: str, *, below: int | None = None) -> int:
+        """An integer that is not negative."""
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (below is not None and value >= below):
+            expected = "an integer of at least 0" if below is None else f"an integer from 0 to {below - 1}"
+            refuse(self.where, f"{expected} as {key!r}", value)
+        return value
+
+    def annotated(self, main: str | None = None) -> tuple[str, tuple[str, ...]]:
+        """The answers of ten annotators, normalised, and the one that counts as right."""
+        given = self.get("answers")
+        if not isinstance(given, list):
+            refuse(self.where, "a list of annotators as 'answers'", given)
+        answers: list[str] = []
+        for one in given:
+            value = one.get("answer") if isinstance(one, dict) else None
+            if not isinstance(value, str):
+                refuse(self.where, "a text as each annotator's 'answer'", value)
+            answers.append(value)
+        return self.agreed(answers, main)
+
+    def agreed(self, given: Sequence[str], main: str | None = None) -> tuple[str, tuple[str, ...]]:
+        """The same of answers that are bare texts; see :meth:`annotated`."""
+        if len(given) != ANNOTATORS:
+            refuse(self.where, f"the answers of {ANNOTATORS} annotators", found=len(given))
+        answers = [_normal_form(answer) for answer in given]
+        right = Counter(answers).most_common(1)[0][0] if main is None else _normal_form(main)
+        return right, tuple(answers)
 
 
-def texts(entry: Any, key: str, file: Path, row: int) -> list[str]:
-    """A list of texts."""
-    value = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        refuse(f"{file}, row {row}", f"a list of texts as {key!r}", value)
-    return value
-
-
-def number(entry: Any, key: str, file: Path, row: int, *, below: int | None = None) -> int:
-    """An integer that is not negative."""
-    value = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (below is not None and value >= below):
-        expected = "an integer of at least 0" if below is None else f"an integer from 0 to {below - 1}"
-        refuse(f"{file}, row {row}", f"{expected} as {key!r}", value)
-    return value
-
-
-def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The answers of ten annotators, normalised, and the one that counts as right."""
-    given = entry.get("answers") if isinstance(entry, dict) else None
-    if not isinstance(given, list):
-        refuse(f"{file}, row {row}", "a list of annotators as 'answers'", given)
-    answers: list[str] = []
-    for one in given:
-        value = one.get("answer") if isinstance(one, dict) else None
-        if not isinstance(value, str):
-            refuse(f"{file}, row {row}", "a text as each annotator's 'answer'", value)
-        answers.append(value)
-    return agreed(answers, file, row, main)
-
-
-def agreed(given: Sequence[str], file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The same of answers that are bare texts; see :func:`annotated`."""
-    if len(given) != ANNOTATORS:
-        refuse(f"{file}, row {row}", f"the answers of {ANNOTATORS} annotators", found=len(given))
-    answers = [_normal_form(answer) for answer in given]
-    right = Counter(answers).most_common(1)[0][0] if main is None else _normal_form(main)
-    return right, tuple(answers)
+def rows_of(
+    file: Path, items: Iterable[tuple[int, Any]], key: str = "", read: Callable[[Row, str], object] = Row.text
+) -> Iterator[Row]:
+    """The rows of a file; with a key, no two of them have the same there."""
+    distinct = Distinct(key)
+    for number, entry in items:
+        row = Row(file, number, entry)
+        if key:
+            distinct.add(read(row, key), file, number)
+        yield row
 
 
 @lru_cache(maxsize=1 << 16)

@@ -18,8 +18,8 @@ from confed.data.intake.account import Account
 from confed.data.intake.stream import json_items
 from confed.data.intake.tables import read_jsonl
 from confed.data.refusals import Distinct, check_choice, existing, read_text, refuse
-from confed.data.vl_files.gqa_questions import question_files
-from confed.data.vl_files.records import Record, agreed, annotated, check_split, find, number, text, texts
+from confed.data.vl_files.gqa_questions import question_files, questions_of
+from confed.data.vl_files.records import Record, Row, check_split, find, rows_of
 
 ENTAILMENT_LABELS = ("entailment", "contradiction", "neutral")
 """Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
@@ -33,20 +33,18 @@ def snli_ve_records(folder: Path, split: str, account: Account | None = None) ->
     check_split(split, ("train", "dev", "test"), "snli_ve")
     file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")
     distinct = Distinct("pairID")
-    for row, entry in read_jsonl(file):
-        label = text(entry, "gold_label", file, row)
+    for entry in rows_of(file, read_jsonl(file)):
+        label = entry.text("gold_label")
         if label == "-":
             if account is not None:
-                account.rows[str(file)] = account.rows.get(str(file), 0) + 1
-                account.leave("annotators do not agree", f"{file}, row {row}")
+                account.count(file)
+                account.leave("annotators do not agree", entry.where)
             continue
         if label not in ENTAILMENT_LABELS:
-            refuse(f"{file}, row {row}", f"a gold_label out of {', '.join(ENTAILMENT_LABELS)} or -", label)
-        key = text(entry, "pairID", file, row)
-        distinct.add(key, file, row)
-        picture = f"{text(entry, 'Flickr30K_ID', file, row)}.jpg"
-        question = text(entry, "sentence2", file, row)
-        yield Record(file, row, f"snli_ve-{key}", (picture,), question, label, "entailment")
+            refuse(entry, f"a gold_label out of {', '.join(ENTAILMENT_LABELS)} or -", label)
+        key, picture = entry.text("pairID"), f"{entry.text('Flickr30K_ID')}.jpg"
+        distinct.add(key, file, entry.row)
+        yield Record(file, entry.row, f"snli_ve-{key}", (picture,), entry.text("sentence2"), label, "entailment")
 
 
 # VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people, ten annotators each -----------
@@ -63,22 +61,16 @@ def nlvr2_records(folder: Path, split: str) -> Iterator[Record]:
     """
     check_split(split, ("train", "dev", "test1", "test2"), "nlvr2")
     file = find(folder, [f"data/{split}.json", f"{split}.json", f"nlvr2/data/{split}.json"], "nlvr2")
-    distinct = Distinct("identifier")
-    for row, entry in read_jsonl(file):
-        key, label = text(entry, "identifier", file, row), text(entry, "label", file, row)
-        distinct.add(key, file, row)
+    for entry in rows_of(file, read_jsonl(file), "identifier"):
+        key, label = entry.text("identifier"), entry.text("label")
         pair, separator, _ = key.rpartition("-")
         if not separator or label not in PAIR_LABELS:
             what = f"the identifier {key!r}" if not separator else f"the label {label!r}"
-            refuse(
-                f"{file}, row {row}",
-                "an identifier 'split-set-pair-sentence' and a label 'True' or 'False'",
-                found=what,
-            )
+            refuse(entry, "an identifier 'split-set-pair-sentence' and a label 'True' or 'False'", found=what)
         directory = entry.get("directory")
         below = f"{directory}/" if isinstance(directory, int) and split == "train" else ""
         pictures = (f"{below}{pair}-img0.png", f"{below}{pair}-img1.png")
-        yield Record(file, row, f"nlvr2-{key}", pictures, text(entry, "sentence", file, row), label, "pair")
+        yield Record(file, entry.row, f"nlvr2-{key}", pictures, entry.text("sentence"), label, "pair")
 
 
 # CLOVE (Lei et al., 2023): questions about photographs --------------------------------------------------------
@@ -106,22 +98,19 @@ def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
     check_split(split, ("train", "val"), "clove")
     check_choice("clove: stage", stage, (*SCENES, *FUNCTIONS))
     file = _file(folder, stage, split)
-    distinct = Distinct("question_id")
-    for row, entry in json_items(file):
-        key = text(entry, "question_id", file, row)
-        distinct.add(key, file, row)
-        if entry.get("stage", stage) != stage:
-            refuse(f"{file}, row {row}", f"the stage {stage!r}", entry["stage"])
-        picture, question = text(entry, "image_id", file, row), text(entry, "question", file, row)
-        answer, answers = text(entry, "answer", file, row), texts(entry, "answers", file, row)
+    for entry in rows_of(file, json_items(file), "question_id"):
+        if entry.entry.get("stage", stage) != stage:
+            refuse(entry, f"the stage {stage!r}", entry.get("stage"))
+        picture, question = entry.text("image_id"), entry.text("question")
+        answer, answers = entry.text("answer"), entry.texts("answers")
         several = None
         if stage == "scenetext" or not set(answers) <= {answer}:
-            answer, several = agreed(answers, file, row, answer)
-        name = f"clove-{stage}-{split}-{key}"
-        yield Record(file, row, name, (f"{picture}.jpg",), question, answer, _type(entry), several)
+            answer, several = entry.agreed(answers, answer)
+        name = f"clove-{stage}-{split}-{entry.text('question_id')}"
+        yield Record(file, entry.row, name, (f"{picture}.jpg",), question, answer, _type(entry), several)
 
 
-def _type(entry: Any) -> str:
+def _type(entry: Row) -> str:
     types = entry.get("raw_question_type")
     kind = types.get("structural") if isinstance(types, dict) else None
     return kind if isinstance(kind, str) and kind else "other"
@@ -151,31 +140,22 @@ def vcr_records(folder: Path, split: str) -> Iterator[Record]:
     """The questions of a split with their four answers."""
     check_split(split, ("train", "val"), "vcr")
     file = find(folder, [f"annotation/{split}.jsonl", f"{split}.jsonl"], "vcr")
-    distinct = Distinct("annot_id")
-    for row, entry in read_jsonl(file):
-        key = text(entry, "annot_id", file, row)
-        distinct.add(key, file, row)
-        objects = texts(entry, "objects", file, row)
-        offered = entry.get("answer_choices")
+    for entry in rows_of(file, read_jsonl(file), "annot_id"):
+        objects, offered = entry.texts("objects"), entry.get("answer_choices")
         if not isinstance(offered, list) or len(offered) != CHOICES:
             count = len(offered) if isinstance(offered, list) else offered
-            refuse(f"{file}, row {row}", f"{CHOICES} answers as 'answer_choices'", found=count)
-        yield Record(
-            file,
-            row,
-            f"vcr-{key}",
-            (text(entry, "img_fn", file, row),),
-            _words(entry.get("question"), objects, "question", file, row),
-            str(number(entry, "answer_label", file, row, below=CHOICES)),
-            "choice",
-            choices=tuple(_words(tokens, objects, "answer_choices", file, row) for tokens in offered),
-        )
+            refuse(entry, f"{CHOICES} answers as 'answer_choices'", found=count)
+        name, picture = f"vcr-{entry.text('annot_id')}", entry.text("img_fn")
+        question = _words(entry.get("question"), objects, "question", entry)
+        answer = str(entry.number("answer_label", below=CHOICES))
+        texts = tuple(_words(tokens, objects, "answer_choices", entry) for tokens in offered)
+        yield Record(file, entry.row, name, (picture,), question, answer, "choice", choices=texts)
 
 
-def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> str:
+def _words(tokens: Any, objects: list[str], key: str, row: Row) -> str:
     """Tokens as one text; a list of positions becomes the names of those objects."""
     if not isinstance(tokens, list) or not tokens:
-        refuse(f"{file}, row {row}", f"a list of tokens as {key!r}", tokens)
+        refuse(row, f"a list of tokens as {key!r}", tokens)
     words: list[str] = []
     for token in tokens:
         if isinstance(token, str):
@@ -184,11 +164,7 @@ def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> s
         positions = token if isinstance(token, list) else [token]
         for position in positions:
             if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < len(objects):
-                refuse(
-                    f"{file}, row {row}",
-                    f"in {key!r} words or lists of positions among the {len(objects)} objects",
-                    token,
-                )
+                refuse(row, f"in {key!r} words or lists of positions among the {len(objects)} objects", token)
         words.append(" and ".join(f"{objects[position]} {position + 1}" for position in positions))
     return " ".join(words)
 
@@ -202,10 +178,10 @@ def gqa_records(folder: Path, split: str) -> Iterator[Record]:
     distinct = Distinct("question id")
     row = 1
     for source in question_files(folder)[split]:
-        for question in source:
-            distinct.add(question.id, source.file, row)
+        for question in questions_of(source):
+            distinct.add(question.id, source, row)
             name, picture = f"gqa-{question.id}", (f"{question.image}.jpg",)
-            yield Record(source.file, row, name, picture, question.question, question.answer, question.type)
+            yield Record(source, row, name, picture, question.question, question.answer, question.type)
             row += 1
 
 
@@ -253,19 +229,13 @@ def aqua_records(folder: Path, split: str) -> Iterator[Record]:
     """
     check_split(split, ("train", "val", "test"), "aqua")
     file = find(folder, [f"{split}.json", f"AQUA/{split}.json"], "aqua")
-    for row, entry in json_items(file):
-        knowledge = entry.get("need_external_knowledge") if isinstance(entry, dict) else None
+    for entry in rows_of(file, json_items(file)):
+        knowledge = entry.get("need_external_knowledge")
         if not isinstance(knowledge, bool):
-            refuse(f"{file}, row {row}", "true or false as 'need_external_knowledge'", knowledge)
-        yield Record(
-            file,
-            row,
-            f"aqua-{split}-{row - 1}",
-            (text(entry, "image", file, row),),
-            text(entry, "question", file, row),
-            text(entry, "answer", file, row),
-            "knowledge" if knowledge else "visual",
-        )
+            refuse(entry, "true or false as 'need_external_knowledge'", knowledge)
+        name, kind = f"aqua-{split}-{entry.row - 1}", "knowledge" if knowledge else "visual"
+        picture, question, answer = (entry.text(key) for key in ("image", "question", "answer"))
+        yield Record(file, entry.row, name, (picture,), question, answer, kind)
 
 
 # VizWiz-VQA (Gurari et al., 2018): photographs and questions of blind people ----------------------------------
@@ -275,11 +245,8 @@ def vizwiz_records(folder: Path, split: str) -> Iterator[Record]:
     """The questions of ``train.json`` or ``val.json``, one per picture; "unanswerable" is an answer like others."""
     check_split(split, ("train", "val"), "vizwiz")
     file = find(folder, [f"{split}.json", f"Annotations/{split}.json"], "vizwiz")
-    distinct = Distinct("image")
-    for row, entry in json_items(file):
-        picture = text(entry, "image", file, row)
-        distinct.add(picture, file, row)
-        answer, annotations = annotated(entry, file, row)
+    for entry in rows_of(file, json_items(file), "image"):
+        picture, (answer, annotations) = entry.text("image"), entry.annotated()
         name = f"vizwiz-{split}-{Path(picture).stem}"
-        question, kind = text(entry, "question", file, row), text(entry, "answer_type", file, row)
-        yield Record(file, row, name, (picture,), question, answer, kind, annotations)
+        question, kind = entry.text("question"), entry.text("answer_type")
+        yield Record(file, entry.row, name, (picture,), question, answer, kind, annotations)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from confed.data.intake.stream import json_items, json_text
-from confed.data.refusals import Distinct, check_choice, refuse
-from confed.data.vl_files.records import Record, annotated, check_split, find, number, text
+from confed.data.refusals import check_choice, refuse
+from confed.data.vl_files.records import Record, Row, check_split, find, rows_of
 
 Kind = Literal["vqa_v2", "vqa_abstract"]
 """Photographs of COCO (v2), or clip-art scenes."""
@@ -53,26 +53,18 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
         if given not in ("", split):
             refuse(file, f"the split {split!r}", found=f"{given!r} (its 'data_subtype')")
     question_of_id: dict[int, tuple[int, str]] = {}
-    distinct = Distinct("question_id")
-    for row, entry in json_items(asked_in, "questions"):
-        key = number(entry, "question_id", asked_in, row)
-        distinct.add(key, asked_in, row)
-        question_of_id[key] = number(entry, "image_id", asked_in, row), text(entry, "question", asked_in, row)
-    distinct = Distinct("question_id")
-    for row, entry in json_items(answered_in, "annotations"):
-        key = number(entry, "question_id", answered_in, row)
-        distinct.add(key, answered_in, row)
-        where = f"{answered_in}, row {row}"
+    for entry in rows_of(asked_in, json_items(asked_in, "questions"), "question_id", Row.number):
+        question_of_id[entry.number("question_id")] = entry.number("image_id"), entry.text("question")
+    for entry in rows_of(answered_in, json_items(answered_in, "annotations"), "question_id", Row.number):
+        key = entry.number("question_id")
         if key not in question_of_id:
-            refuse(where, f"a question of {asked_in.name}", found=f"the question {key}")
+            refuse(entry, f"a question of {asked_in.name}", found=f"the question {key}")
         image, question = question_of_id.pop(key)
-        if number(entry, "image_id", answered_in, row) != image:
-            refuse(where, f"question {key} about picture {image}, as in {asked_in.name}", found=entry["image_id"])
-        main = text(entry, "multiple_choice_answer", answered_in, row)
-        answer, annotations = annotated(entry, answered_in, row, main)
-        kind_of_answer = text(entry, "answer_type", answered_in, row)
-        picture = layout.picture.format(split, image)
-        yield Record(answered_in, row, f"{kind}-{key}", (picture,), question, answer, kind_of_answer, annotations)
+        if entry.number("image_id") != image:
+            refuse(entry, f"question {key} about picture {image}, as in {asked_in.name}", found=entry.get("image_id"))
+        answer, annotations = entry.annotated(entry.text("multiple_choice_answer"))
+        name, picture = f"{kind}-{key}", layout.picture.format(split, image)
+        yield Record(answered_in, entry.row, name, (picture,), question, answer, entry.text("answer_type"), annotations)
     if question_of_id:
         first = next(iter(question_of_id))
         refuse(asked_in, f"answers in {answered_in.name}", found=f"none to {len(question_of_id)} questions: {first}")

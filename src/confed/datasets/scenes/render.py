@@ -1,5 +1,7 @@
 """Rendering of scene graphs to pictures of 64 x 64 pixels."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from confed.datasets.scenes.backgrounds import NEUTRAL, PICTURE, STYLES, Style, place, random_backgrounds
@@ -19,6 +21,9 @@ WHEEL = np.array([
 ])  # fmt: skip
 PUBLIC_HUE_JITTER = 0.2
 CHUNK = 256
+
+# Grounds of M pictures, turns of the colour wheel, brightness, and deviation of the noise.
+Look = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def palette(turn: np.ndarray) -> np.ndarray:
@@ -42,60 +47,48 @@ def render_over(
     tags: Tags, backgrounds: np.ndarray, style: Style, conflict: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Pictures over one of some backgrounds each; see :func:`_render`."""
-    pictures: list[np.ndarray] = []
-    for chunk in _chunks(tags):
-        number = len(chunk)
+
+    def look(number: int) -> Look:
         light = rng.uniform(0.92, 1.06, (number, 1, 1, 1)).astype(np.float32)
         ground = backgrounds[rng.integers(len(backgrounds), size=number)] * light
-        turn, gain = np.full(number, conflict * style.hue), np.full(number, style.gain)
-        pictures.append(
-            _render(chunk, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng)
-        )
-    return _join(pictures)
+        return ground, np.full(number, conflict * style.hue), np.full(number, style.gain), np.full(number, style.noise)
+
+    return _rendered(tags, look, rng)
 
 
 def render_neutral(tags: Tags, rng: np.random.Generator) -> np.ndarray:
     """Pictures on plain grey, as the presets without scenes use them; see :func:`render_scene`."""
-    pictures = []
-    for chunk in _chunks(tags):
-        number = len(chunk)
+
+    def look(number: int) -> Look:
         ground = np.full((number, PICTURE, PICTURE, 3), 0.55, dtype=np.float32)
-        gain, noise = np.full(number, NEUTRAL.gain), np.full(number, NEUTRAL.noise)
-        pictures.append(_render(chunk, ground=ground, turn=np.zeros(number), gain=gain, noise=noise, rng=rng))
-    return _join(pictures)
+        return ground, np.zeros(number), np.full(number, NEUTRAL.gain), np.full(number, NEUTRAL.noise)
+
+    return _rendered(tags, look, rng)
 
 
 def render_public(tags: Tags, rng: np.random.Generator) -> np.ndarray:
     """Pictures in randomised styles, for pre-training; see :func:`render_scene`."""
-    pictures = []
-    for chunk in _chunks(tags):
-        number = len(chunk)
+
+    def look(number: int) -> Look:
         ground = random_backgrounds(number, rng)
         turn = rng.uniform(-PUBLIC_HUE_JITTER, PUBLIC_HUE_JITTER, number)
-        gain, noise = rng.uniform(0.7, 1.0, number), rng.uniform(0.0, 0.1, number)
-        pictures.append(_render(chunk, ground=ground, turn=turn, gain=gain, noise=noise, rng=rng))
-    return _join(pictures)
+        return ground, turn, rng.uniform(0.7, 1.0, number), rng.uniform(0.0, 0.1, number)
+
+    return _rendered(tags, look, rng)
 
 
-def _chunks(tags: Tags) -> list[Tags]:
-    return [tags.take(slice(start, start + CHUNK)) for start in range(0, len(tags), CHUNK)]
+def _rendered(tags: Tags, look: Callable[[int], Look], rng: np.random.Generator) -> np.ndarray:
+    """Pictures whose looks and objects are drawn chunk by chunk."""
+    pictures = [np.zeros((0, PICTURE, PICTURE, 3), dtype=np.uint8)]
+    for start in range(0, len(tags), CHUNK):
+        chunk = tags.take(slice(start, start + CHUNK))
+        pictures.append(_render(chunk, look(len(chunk)), rng))
+    return np.concatenate(pictures)
 
 
-def _join(pictures: list[np.ndarray]) -> np.ndarray:
-    empty = np.zeros((0, PICTURE, PICTURE, 3), dtype=np.uint8)
-    return np.concatenate(pictures) if pictures else empty
-
-
-def _render(
-    tags: Tags,
-    *,
-    ground: np.ndarray,
-    turn: np.ndarray,
-    gain: np.ndarray,
-    noise: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
+def _render(tags: Tags, look: Look, rng: np.random.Generator) -> np.ndarray:
     """Objects over backgrounds, then pixel noise."""
+    ground, turn, gain, noise = look
     number = len(tags)
     table = sprites()
     where = (tags.noun, np.maximum(tags.size - 1, 0), rng.integers(len(JITTERS), size=tags.noun.shape))

@@ -20,7 +20,7 @@ from confed.data.seeding import generator
 from confed.federation.protocols import Batch
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.pretrained import FACTS, States, seeded
+from confed.models.pretrained import FACTS, States, seeded, write_weights
 
 # Byte-pair tokenizer and folder of a mini that transformers reads ---------------------------------------------
 
@@ -45,13 +45,7 @@ def byte_pair_tokenizer(texts: Sequence[str], vocabulary: int, special: Sequence
 
 def write_folder(folder: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Writes weights as ``transformers`` reads them, and how they were made."""
-    from safetensors.torch import save_file
-
-    unfinished = folder / "model.safetensors.part"
-    copies = {name: value.detach().clone().contiguous() for name, value in weights.items()}
-    save_file(copies, unfinished, {"format": "pt"})
-    unfinished.chmod(0o644)  # the library creates files for their owner alone
-    unfinished.replace(folder / "model.safetensors")
+    write_weights(folder / "model.safetensors", weights, {"format": "pt"})
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ from confed.data.table import Table
 from confed.models import create_model, create_tokenizer
 from confed.models.caption_tokenizer import AnswerTokenizer
 from confed.models.hf.prompts import ChatTokenizer
-from confed.models.pretrained import MINI_WEIGHTS, Pretrainable, save
+from confed.models.pretrained import MINI_WEIGHTS, Pretrainable, read_weights, save, write_weights
 from confed.models.tokenizer import SPECIAL_TOKENS, WordTokenizer
 from confed.prepare.pretraining.captions import ANSWERS as MATCHES
 from confed.prepare.pretraining.captions import KINDS, CaptionLearner, captioned_scenes
@@ -455,28 +455,18 @@ class _Run:
 
     def keep(self, file: Path) -> None:
         """Write weights, optimiser moments and the number of finished epochs."""
-        from safetensors.torch import save_file
-
         tensors = dict(self.modules.state_dict())
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"moments.{index}.{name}": value for name, value in moments.items()}
-        unfinished = file.with_name(file.name + ".part")
-        notes = {"epoch": str(self.epoch), "settings": self._identity()}
-        # Copies, because the format refuses tensors that share memory.
-        save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, unfinished, notes)
-        unfinished.replace(file)
+        write_weights(file, tensors, {"epoch": str(self.epoch), "settings": self._identity()})
 
     def restore(self, file: Path) -> None:
         """Continues from a kept state, if there is one of this model and these settings."""
-        from safetensors import safe_open
-
         if not file.is_file():
             return
-        with safe_open(file, framework="pt") as content:
-            notes = content.metadata() or {}
-            if notes.get("settings") != self._identity():
-                return
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)
+        tensors, notes = read_weights(file)
+        if notes.get("settings") != self._identity():
+            return
         moments: dict[int, dict[str, Tensor]] = {}
         for name in [name for name in tensors if name.startswith("moments.")]:
             _, index, kind = name.split(".")
