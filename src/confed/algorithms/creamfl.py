@@ -79,17 +79,11 @@ CLASSIFIER = "own_classes"  # the module with W, where there are clients of one 
 
 
 class Views(NamedTuple):
-    """A model's representations of the public pairs, none of a modality that it does not read.
+    """A model's representations of the public pairs, none of a modality that it does not read."""
 
-    Attributes:
-        pictures: (P, D).
-        texts: of the distinct texts, (T, D).
-        text_of: each pair's text, int64 (P,).
-    """
-
-    pictures: Tensor
-    texts: Tensor
-    text_of: Tensor
+    pictures: Tensor  # (P, D)
+    texts: Tensor  # of the distinct texts, (T, D)
+    text_of: Tensor  # each pair's text, int64 (P,)
 
     @property
     def paired(self) -> Tensor:
