@@ -98,12 +98,7 @@ class BiCSL(TwoServers):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the servers' modules and the loss.
-
-        Raises:
-            ValueError: the model is not in four parts, the task has no contrastive loss, or rows are to be noised that
-                depend on other examples too.
-        """
+        """Setup of the servers' modules and the loss."""
         if model_spec(model).split_parts != PARTS or not isinstance(task, Contrasting):
             name = task_spec(task).name or type(task).__name__
             raise ValueError(f"BiCSL needs task.name = 'contrastive', got {name!r}")
@@ -131,11 +126,7 @@ class BiCSL(TwoServers):
     # Servers -----------------------------------------------------------------------------------------------
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which clients train batch by batch with ``main``, which then averages the adapters.
-
-        Raises:
-            RuntimeError: no client came to the end of its batches.
-        """
+        """Phase in which clients train batch by batch with ``main``, which then averages the adapters."""
         heads = {c.id: self._head(server, c) for c in cohort}
         calls = [Call(c, "step", Message(), session=True) for c in cohort]
         finished: list[ClientInfo] = []

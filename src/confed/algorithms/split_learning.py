@@ -86,12 +86,7 @@ class SplitLearning(TwoServers):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the answer head and the server's layers.
-
-        Raises:
-            ValueError: the model does not name its answer head or has several, the loss is not one over answers, or
-                rows are to be noised that depend on other examples too.
-        """
+        """Setup of the answer head and the server's layers."""
         heads = heads_of(model)
         if set(heads) != {"answers"}:
             raise ValueError(
@@ -121,11 +116,7 @@ class SplitLearning(TwoServers):
     # Servers -----------------------------------------------------------------------------------------------
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which clients train batch by batch with ``main``, which then averages its layers.
-
-        Raises:
-            RuntimeError: no client came to the end of its batches.
-        """
+        """Phase in which clients train batch by batch with ``main``, which then averages its layers."""
         parts = {c.id: self._part(server, c) for c in cohort}
         messages: dict[str, Message] = {c.id: Message() for c in cohort}
         active, finished = list(cohort), set[str]()
