@@ -318,7 +318,7 @@ class _Index:
     def _scan(self, file: File) -> None:
         self.places[file] = {}
         with suppress(error, UnicodeDecodeError, FileNotFoundError):  # cut, damaged or removed meanwhile
-            for client, place in _records(self.path(file)):
+            for client, place in records(self.path(file)):
                 self.add(client, file, place)
 
 
@@ -352,7 +352,7 @@ def _pieces(states: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
         yield data
 
 
-def _records(path: Path) -> Iterator[tuple[str, Place]]:
+def records(path: Path) -> Iterator[tuple[str, Place]]:
     """The whole records of a file: client, and offset and length of the state."""
     with path.open("rb") as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
