@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.numpy import save as save_numpy
 
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore
+from confed.federation.directory_store import _head  # pyright: ignore[reportPrivateUsage]
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import _digest, decode, decode_state, encode, encode_state  # pyright: ignore
@@ -86,7 +87,13 @@ def _stored(root: Path) -> list[Reader]:
     store = DirectoryStore(root / "clients")
     store.begin(3)
     store.save("site", ClientState())
-    (saved,) = (root / "clients").rglob("*.safetensors")
+    (saved,) = (root / "clients").iterdir()
+
+    def stored(data: bytes) -> None:
+        saved.write_bytes(_head("site", len(data)) + data)
+        again = DirectoryStore(root / "clients")
+        again.begin(3)
+        again.load("site")
 
     checkpoints = Checkpoints(root / "checkpoint", keep=2)
     for round in (1, 2):
@@ -116,8 +123,7 @@ def _stored(root: Path) -> list[Reader]:
     return [
         Reader("decode_state", "tensors", (state,), told(decode_state), sealed=_resealed),
         Reader(
-            "client_state", "tensors", (state,), reads(saved, lambda _: store.load("site")), (CorruptCheckpoint,),
-            _resealed,
+            "client_state", "tensors", (state,), stored, (CorruptCheckpoint,), _resealed,
         ),
         Reader("checkpoint.json", "json", (record,), checkpoint("checkpoint.json"), ()),
         Reader("checkpoint_tensors", "tensors", (values,), checkpoint("main-0.safetensors"), ()),

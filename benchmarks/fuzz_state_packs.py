@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint
-from confed.federation.directory_store import _STATE, StatePacks, _records  # pyright: ignore[reportPrivateUsage]
 from confed.federation.state import ClientState, ServerState
 from fuzz_reader import Reader
 
@@ -49,18 +48,9 @@ def state_pack_readers(root: Path) -> list[Reader]:
 
         return read
 
-    def resealed(data: bytes) -> bytes:
-        """The whole records of a file, with the right seal behind them."""
-        path = root / "resealed" / "000001.states"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
-        states = [(c, data[at : at + size]) for kind, c, (at, size) in _records(path) if kind == _STATE]
-        StatePacks(path.parent).write(1, states)
-        return path.read_bytes()
-
     first, second = ((kept / "clients" / f"{round:06d}.states").read_bytes() for round in (1, 2))
     # Round 1 is sound where the file of round 2 is damaged; without that of round 1 there may be nothing to go on from.
     return [
-        Reader("states_of_round_2", "bytes", (second,), changed("000002.states"), (), resealed),
-        Reader("states_of_round_1", "bytes", (first,), changed("000001.states"), (CorruptCheckpoint,), resealed),
+        Reader("states_of_round_2", "bytes", (second,), changed("000002.states"), ()),
+        Reader("states_of_round_1", "bytes", (first,), changed("000001.states"), (CorruptCheckpoint,)),
     ]

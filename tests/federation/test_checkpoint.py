@@ -4,9 +4,11 @@ import errno
 import gc
 import os
 import random
+import resource
 import shutil
 import signal
 import stat
+import struct
 import sys
 import threading
 import time
@@ -22,9 +24,8 @@ import pytest
 import torch
 
 from children import forked, status_of
-from confed.federation import checkpoint
+from confed.federation import checkpoint, directory_store
 from confed.federation.checkpoint import (
-    PACKED,
     Checkpoint,
     Checkpoints,
     CheckpointWriter,
@@ -32,7 +33,6 @@ from confed.federation.checkpoint import (
     DirectoryStore,
     write_atomically,
 )
-from confed.federation.directory_store import StatePacks
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import encode_state
 
@@ -80,27 +80,16 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
     assert checkpoints.rounds() == [1]
 
 
-@pytest.mark.parametrize("packed", [0, checkpoint.PACKED])
-@pytest.mark.parametrize("damage", ["cut", "flip", "seal", "delete"])
-def test_a_damaged_client_state_spoils_its_checkpoint_only(
-    tmp_path: Path, damage: str, packed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "PACKED", packed)
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "delete"])
+def test_a_damaged_client_state_spoils_its_checkpoint_only(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path)
     for round in (1, 2):
         checkpoints.store.begin(round)
         checkpoints.store.save("ann", _state(round))
         checkpoints.save(Checkpoint(round, _servers(round), 0))
-    (victim,) = tmp_path.glob("clients/000002.states" if packed else "clients/*/ann/000002.safetensors")
-    data, at = victim.read_bytes(), -15 if packed else -1  # a seal has 14 bytes
-    victim.write_bytes(
-        {
-            "cut": data[: at - 1],
-            "seal": data[:-14],
-            "flip": data[:at] + bytes([data[at] ^ 1]) + data[len(data) + at + 1 :],
-            "delete": b"",
-        }[damage]
-    )
+    victim = tmp_path / "clients/000002.states"
+    data = victim.read_bytes()
+    victim.write_bytes({"cut": data[:-1], "flip": data[:-1] + bytes([data[-1] ^ 1])}.get(damage, b""))
     if damage == "delete":
         victim.unlink()
     again = Checkpoints(tmp_path)
@@ -115,9 +104,8 @@ def test_no_sound_checkpoint_is_an_error(tmp_path: Path) -> None:
         Checkpoints(tmp_path).latest()
 
 
-@pytest.mark.parametrize("packed", [0, checkpoint.PACKED])
-def test_states_of_an_unfinished_round_are_forgotten(tmp_path: Path, packed: int) -> None:
-    store = DirectoryStore(tmp_path, packed)
+def test_states_of_an_unfinished_round_are_forgotten(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
     store.kept = [1]
     for version in (1, 2):
         store.begin(version)
@@ -161,7 +149,7 @@ def test_old_versions_go_when_no_checkpoint_needs_them(tmp_path: Path) -> None:
         store.kept = [max(version - 1, 0)]
         store.begin(version)
         store.save("ann", _state(version))
-    assert sorted(p.stem for p in tmp_path.glob("*/ann/*")) == ["000003", "000004"]
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["000003", "000004"]
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,19 +226,10 @@ def files(root: Path) -> dict[str, Any]:
     return found
 
 
-LAYOUTS = {"files": 0, "packs": checkpoint.PACKED, "both": 268}
-"""Bytes of a state up to which it lies with others; those of the test have about this many."""
-
-
-@pytest.fixture(params=list(LAYOUTS))
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(checkpoint, "PACKED", LAYOUTS[request.param])
-    return request.param
-
-
-def test_states_lie_in_both_kinds_of_files() -> None:
-    sizes = {len(encode_state(numbered_state(client, round))) for client in range(CLIENTS) for round in range(1, 30)}
-    assert min(sizes) <= LAYOUTS["both"] < max(sizes)
+@pytest.fixture(params=[2**22, 1, 400])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All states of a round in a file, each in one of its own, or some of them together."""
+    monkeypatch.setattr(directory_store, "_FULL", request.param)
 
 
 @pytest.mark.usefixtures("layout")
@@ -478,15 +457,14 @@ def test_a_deleted_last_file_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     assert again.store.load("a").scalars == {"value": 1}
 
 
-@pytest.mark.parametrize("packed", [0, checkpoint.PACKED])
+@pytest.mark.parametrize("full", [2**22, 1])
 def test_a_deleted_file_that_all_checkpoints_need_is_named(
-    tmp_path: Path, packed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "PACKED", packed)
+    monkeypatch.setattr(directory_store, "_FULL", full)
     saved(tmp_path, [["a", "b"], ["a"], ["a"]])
-    (victim,) = tmp_path.glob("clients/000001.states" if packed else "clients/*/b/000001.safetensors")
-    victim.unlink()
-    name = "clients/000001.states" if packed else r"clients/\*/\*/000001.safetensors"
+    name = "000001.states" if full > 1 else "000001-1.states"  # which has the state of "b" alone
+    (tmp_path / "clients" / name).unlink()
     with pytest.raises(CorruptCheckpoint, match=rf"no sound checkpoint in [^;]*{name}: missing, with the states of 1 "):
         Checkpoints(tmp_path).latest()
 
@@ -502,26 +480,32 @@ def test_a_needed_file_is_named_where_older_states_are_left(tmp_path: Path) -> N
 @pytest.mark.parametrize(("clients", "told"), [(["a"], "1 clients, the checkpoint needs 2"), (["a", "x"], "others 2")])
 def test_a_sound_file_of_other_clients_is_found(tmp_path: Path, clients: list[str], told: str) -> None:
     saved(tmp_path, [["a", "b"]])
-    StatePacks(tmp_path / "clients").write(1, [(client, encode_state(state(1.0))) for client in clients])
-    StatePacks(tmp_path / "clients").check(1)
+    (tmp_path / "clients/000001.states").unlink()
+    other = DirectoryStore(tmp_path / "clients")
+    other.begin(1)
+    for client in clients:
+        other.save(client, state(1.0))
     with pytest.raises(CorruptCheckpoint, match=told.removeprefix("others ")):
         Checkpoints(tmp_path).load(1)
 
 
-def test_what_is_needed_is_the_same_counted_afterwards(tmp_path: Path) -> None:
-    rng, newest, store = random.Random(0), dict[str, str](), DirectoryStore(tmp_path, packed=300)
+def test_what_is_needed_is_the_same_counted_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_store, "_FULL", 600)  # the third state of a version lies in another file
+    rng, newest, store = random.Random(0), dict[str, str](), DirectoryStore(tmp_path)
     for version in range(1, 60):
         store.kept = [version - 1]
         store.begin(version)
         for client in rng.sample("abcdefghijkl", 3):
-            size = rng.choice((4, 100))  # in a file with others, or in its own; and from the one to the other
             for again in range(rng.choice((1, 2))):  # a method with several actions a round
-                store.save(client, state(version + again, size))
-            newest[client] = f"{version:06d}.states" if size == 4 else f"*/*/{version:06d}.safetensors"
-        store.seal()
+                store.save(client, state(version + again))
+        newest |= {client: f"{version:06d}" for client in store.clients() if store.newest(client) == version}
         needed = store.needed(version)
-        assert {name: int(text.split()[0]) for name, text in needed.items()} == Counter(newest.values())
+        counts = Counter[str]()
+        for name, text in needed.items():
+            counts[name[:6]] += int(text.split()[0])
+        assert counts == Counter(newest.values())
         assert needed == DirectoryStore(tmp_path).needed(version)
+    assert any("-" in name for name in needed)
     store.rewind(58)
     assert store.needed(58) == DirectoryStore(tmp_path).needed(58)
 
@@ -558,20 +542,20 @@ def test_a_copy_without_a_client_needs_its_own_files(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_anew_a_state_at_a_time(tmp_path: Path) -> None:
-    store, large = DirectoryStore(tmp_path, checkpoint.PACKED), 2**16
+    store, large, path = DirectoryStore(tmp_path), 2**16, tmp_path / "000001.states"
     store.begin(1)
     for client in range(30):
         store.save(f"c{client}", state(1.0, large // 4))
-    store.begin(2)
-    packs = store._packs
-    for client in range(16):
-        packs.drop(f"c{client}", 1, lambda job: job())
-    before = store._packs.path(1).stat()
+    before = path.stat()
+    for version in (2, 3):
+        store.begin(version)
+        for client in range(16):
+            store.save(f"c{client}", state(1.0))
     tracemalloc.start()
-    packs.settle()
+    store.settle()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    after = packs.path(1).stat()
+    after = path.stat()
     assert after.st_size < before.st_size / 2
     assert after.st_mode & 0o777 == 0o600
     assert peak < 8 * large
@@ -593,12 +577,11 @@ def test_pieces_that_fail_leave_the_file_that_was_there(tmp_path: Path) -> None:
 
 
 def filled(root: Path, rounds: int = 3, clients: int = 4) -> DirectoryStore:
-    store = DirectoryStore(root, PACKED)
+    store = DirectoryStore(root)
     for version in range(1, rounds + 1):
         store.begin(version)
         for client in range(clients):
             store.save(f"c{client}", state(10.0 * version + client))
-    store.seal()
     return store
 
 
@@ -621,36 +604,47 @@ def test_a_round_has_one_file_that_its_owner_alone_can_read(tmp_path: Path):
 def test_a_part_of_a_record_is_no_record_and_another_may_follow(tmp_path: Path, cut: int):
     filled(tmp_path)
     path = tmp_path / "000003.states"
-    whole = path.read_bytes()[:-14]  # without its seal, as in the middle of a round
+    whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     assert values(tmp_path, 3) == {"c0": 30.0, "c1": 31.0, "c2": 32.0, "c3": 23.0}
-    store = DirectoryStore(tmp_path, PACKED)
+    store = DirectoryStore(tmp_path)
     store.begin(3)
     store.save("c3", state(99.0))
-    store.seal()
     store.verify(3)
     assert values(tmp_path, 3) == {"c0": 30.0, "c1": 31.0, "c2": 32.0, "c3": 99.0}
 
 
-def test_states_behind_the_seal_count_and_may_be_cut(tmp_path: Path):
-    store = filled(tmp_path)
-    store.save("c1", state(77.0))
-    assert values(tmp_path, 3)["c1"] == 77.0
-    DirectoryStore(tmp_path).verify(3)
-    path = tmp_path / "000003.states"
-    path.write_bytes(path.read_bytes()[:-5])
-    DirectoryStore(tmp_path).verify(3)
-    assert values(tmp_path, 3)["c1"] == 31.0
+def test_a_file_cut_between_two_states_leaves_the_checkpoint_before(tmp_path: Path):
+    saved(tmp_path, [["a", "b", "c"], ["a", "b", "c"]])
+    path = tmp_path / "clients/000002.states"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    checkpoint, problems = Checkpoints(tmp_path).latest()
+    assert checkpoint.round == 1
+    assert problems == [f"{path}: holds the newest states of 1 clients, the checkpoint needs 3"]
 
 
-def test_a_file_cut_between_two_states_is_found(tmp_path: Path):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_with_the_seal_of_earlier_versions_is_read_and_goes_on(tmp_path: Path, number: int):
     filled(tmp_path)
     path = tmp_path / "000003.states"
-    record = (path.stat().st_size - 14) // 4
-    path.write_bytes(path.read_bytes()[: 2 * record])
-    with pytest.raises(CorruptCheckpoint, match=r"000003\.states: it was cut or changed"):
-        DirectoryStore(tmp_path).verify(3)
-    DirectoryStore(tmp_path).verify(2)
+    record = path.stat().st_size // 4
+    seal, data = struct.pack("<4sHQ", b"seal", 0, 2**30), path.read_bytes()
+    path.write_bytes(data[: 2 * record] + seal * number + data[2 * record :] + seal)
+    assert values(tmp_path, 3) == {f"c{n}": 30.0 + n for n in range(4)}
+    store = DirectoryStore(tmp_path)
+    store.begin(3)
+    store.save("c3", state(99.0))
+    assert values(tmp_path, 3) == {"c0": 30.0, "c1": 31.0, "c2": 32.0, "c3": 99.0}
+
+
+def test_a_file_per_client_of_earlier_versions_is_refused(tmp_path: Path):
+    saved(tmp_path, [["a"]])
+    (tmp_path / "clients/4f/a").mkdir(parents=True)
+    (tmp_path / "clients/4f/a/000001.safetensors").touch()
+    with pytest.raises(
+        CorruptCheckpoint, match=r"clients: states .* must lie in files \.states, found a file per client"
+    ):
+        Checkpoints(tmp_path).latest()
 
 
 @pytest.mark.parametrize("offset", [0, 4, 6, 14, 15])  # kind, length of the name, of the state, and the name
@@ -674,7 +668,7 @@ def test_a_changed_head_is_found_and_the_round_before_used(tmp_path: Path, offse
 
 
 def test_files_are_at_most_twice_what_is_needed(tmp_path: Path):
-    store, clients = DirectoryStore(tmp_path, PACKED), 50
+    store, clients = DirectoryStore(tmp_path), 50
     newest = dict[int, float]()
     rng = torch.Generator().manual_seed(0)
     for version in range(1, 200):
@@ -694,57 +688,51 @@ def test_files_are_at_most_twice_what_is_needed(tmp_path: Path):
 
 def test_a_file_written_anew_by_another_process_is_read(tmp_path: Path):
     filled(tmp_path, rounds=1)
-    reader = DirectoryStore(tmp_path)
+    reader, writer = DirectoryStore(tmp_path), DirectoryStore(tmp_path)
     reader.begin(3)
     assert reader.load("c3").scalars == {"value": 13.0}
-    writer = StatePacks(tmp_path)
-    for client in ("c0", "c1", "c2"):
-        assert client in writer.clients()
-        writer.drop(client, 1, lambda job: job())
+    for version in (2, 3):
+        writer.begin(version)
+        for client in ("c0", "c1", "c2"):
+            writer.save(client, state(10.0 * version))
     writer.settle()
     assert reader.load("c3").scalars == {"value": 13.0}
-    with pytest.raises(CorruptCheckpoint, match="the state of 'c0' is missing"):
-        reader._state("c0", 1)
+    with pytest.raises(CorruptCheckpoint, match=r"000001\.states: 'c0': the state is missing"):
+        reader._state("c0", (1, 0))
+    assert reader.versions("c0") == [2, 3]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path):
     store = filled(tmp_path)
-    write = os.write
-
-    def full(descriptor: int, data: bytes) -> int:
-        if len(data) > 40:
-            return write(descriptor, data[:40])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space left"):
-        store.save("c0", state(99.0))
-    monkeypatch.undo()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "000003.states").stat().st_size + 40, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.save("c0", state(99.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
     assert store.load("c0").scalars == {"value": 30.0}
     store.save("c2", state(98.0))
     assert values(tmp_path, 3) == {"c0": 30.0, "c1": 31.0, "c2": 98.0, "c3": 33.0}
 
 
-def test_states_of_earlier_versions_and_large_ones_lie_beside(tmp_path: Path):
-    old = DirectoryStore(tmp_path)
-    for version in (1, 2):
-        old.begin(version)
-        old.save("c0", state(float(version)))
-    new = DirectoryStore(tmp_path, PACKED)
-    new.begin(2)
-    assert new.load("c0").scalars == {"value": 2.0}
-    new.begin(3)
-    new.save("c0", state(3.0))
-    new.save("big", state(4.0, PACKED))
-    new.seal()
-    new.verify(3)
-    assert values(tmp_path, 3) == {"c0": 3.0, "big": 4.0}
-    assert values(tmp_path, 2)["c0"] == 2.0
-    new.save("c0", state(5.0, PACKED))  # from one kind of file to the other
-    assert values(tmp_path, 3)["c0"] == 5.0
-    new.save("c0", state(6.0))
-    assert values(tmp_path, 3)["c0"] == 6.0
-    assert len(list(tmp_path.glob("*/big/*"))) == 1
+def test_large_states_lie_in_files_that_go_as_a_whole(tmp_path: Path):
+    store, large = DirectoryStore(tmp_path), 2**20 + 1
+    for version in (1, 2, 3):
+        store.begin(version)
+        for client in ("a", "b"):
+            store.save(client, state(10.0 * version, large))
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "000002.states", "000002-1.states", "000003.states", "000003-1.states"
+    }  # fmt: skip
+    assert values(tmp_path, 3) == {"a": 30.0, "b": 30.0}
+    store.save("a", state(31.0))  # again in the same version, behind the other
+    store.begin(3)
+    assert values(tmp_path, 3) == {"a": 31.0, "b": 30.0}
+    assert "000003.states" not in {p.name for p in tmp_path.iterdir()}
+    assert store.sizes() == [len(encode_state(store.load(client))) for client in ("a", "b")]
 
 
 def test_copies_and_removed_groups(tmp_path: Path):
@@ -757,7 +745,21 @@ def test_copies_and_removed_groups(tmp_path: Path):
     left.begin(3)
     assert (left.load("c2").tensors, left.load("c3").tensors.keys()) == ({}, {"personal"})
     left.verify(3)
-    assert state(22.0).tensors["personal"]["w"].numpy().tobytes() not in (tmp_path / "a/000002.states").read_bytes()
+    for path in (tmp_path / "a").iterdir():
+        assert state(22.0).tensors["personal"]["w"].numpy().tobytes() not in path.read_bytes()
+
+
+def test_nothing_is_left_of_removed_groups_in_states_that_count_no_more(tmp_path: Path):
+    store = DirectoryStore(tmp_path)
+    for version in (1, 2, 3):
+        store.begin(version)
+        store.save("a", state(77.0))
+        store.save("b", state(1.0))
+    store.save("a", ClientState())
+    store.scrub("a", "personal", before=4)
+    secret = state(77.0).tensors["personal"]["w"].numpy().tobytes()
+    assert not [path.name for path in tmp_path.iterdir() if secret in path.read_bytes()]
+    assert values(tmp_path, 3) == {"a": None, "b": 1.0}
 
 
 def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -777,4 +779,4 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path,
 
 def test_names_that_no_file_system_has_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="name"):
-        DirectoryStore(tmp_path, PACKED).save("x" * 300, state(1.0))
+        DirectoryStore(tmp_path).save("x" * 300, state(1.0))

@@ -119,8 +119,6 @@ def test_leftovers_of_killed_writes_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "checkpoint/.round-000003.99.tmp/main-0.safetensors").touch()
     (tmp_path / "checkpoint/round-x").mkdir()
     (tmp_path / "checkpoint/clients/.000003.states.99.tmp").touch()
-    (tmp_path / "checkpoint/clients/aa/a").mkdir(parents=True)
-    (tmp_path / "checkpoint/clients/aa/a/.000003.safetensors.99.tmp").touch()
     (tmp_path / ".summary.json.99.tmp").touch()
     stays = [tmp_path / f".x.{os.getpid()}.tmp"]
     for path in stays:

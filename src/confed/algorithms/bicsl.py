@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Protection, action
+from confed.federation.algorithm import action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import MISFITS, Cut, Half, ServerPart, TwoServers, left_out, steps_of, stored
@@ -39,7 +39,6 @@ from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
-from confed.federation.reports import Flag, Report
 from confed.federation.specs import Contrasting, model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
@@ -99,12 +98,7 @@ class BiCSL(TwoServers):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the servers' modules and the loss.
-
-        Raises:
-            ValueError: the model is not in four parts, the task has no contrastive loss, or rows are to be noised that
-                depend on other examples too.
-        """
+        """Setup of the servers' modules and the loss."""
         if model_spec(model).split_parts != PARTS or not isinstance(task, Contrasting):
             name = task_spec(task).name or type(task).__name__
             raise ValueError(f"BiCSL needs task.name = 'contrastive', got {name!r}")
@@ -120,14 +114,6 @@ class BiCSL(TwoServers):
         modules = nn.ModuleDict({name: copy.deepcopy(model.get_submodule(name)) for name in PARTS["server"]})
         return self.told(modules=modules.cpu(), contrast=contrast)
 
-    def unsupported_reason(self, protection: Protection) -> str:
-        """Every protection of updates: what crosses the cut is protected by ``privacy``."""
-        return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
-
-    def reports(self, action: str) -> Report:
-        """Reported scalars: the loss, and whether a client has sent its last batch of the round."""
-        return {**super().reports(action), "done": Flag()}
-
     def rules(self, client: ClientInfo) -> Rules:
         """The adapters are the main server's; the rest is the clients', averaged by the other server."""
         return {"nha.*": Scope.SERVER, "lta.*": Scope.SERVER, "*": Scope.SHARED}
@@ -140,11 +126,7 @@ class BiCSL(TwoServers):
     # Servers -----------------------------------------------------------------------------------------------
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which clients train batch by batch with ``main``, which then averages the adapters.
-
-        Raises:
-            RuntimeError: no client came to the end of its batches.
-        """
+        """Phase in which clients train batch by batch with ``main``, which then averages the adapters."""
         heads = {c.id: self._head(server, c) for c in cohort}
         calls = [Call(c, "step", Message(), session=True) for c in cohort]
         finished: list[ClientInfo] = []
@@ -177,31 +159,15 @@ class BiCSL(TwoServers):
         if not finished:
             raise RuntimeError(f"no client is left in round {server.round + 1}{last}")
         order = [c.id for c in cohort if c in finished]
-        return self._averaged(server, {c: heads[c] for c in order}, {c.id: self._share(c) for c in finished})
+        return self._averaged(server, {c: heads[c] for c in order}, {c.id: self.share(c) for c in finished})
 
-    def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which ``aux`` averages the clients' parts.
+    @property
+    def not_averaged(self) -> str:
+        """APN, where it stays each client's own."""
+        return "apn." if self.own_answers else ""
 
-        Raises:
-            RuntimeError: no client sent its part.
-        """
-        expected = self.broadcast(server, cohort[0]).tensors
-        replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
-        mean, first, speaker, last = Mean(self.accumulator_dtype), dict[str, Tensor](), "", ""
-        for reply in replies:
-            if reply.error is not None:
-                last = f"; {reply.client.id}: {reply.error}"
-            else:
-                mean.add(reply.message.tensors, self._share(reply.client))
-                if not speaker or reply.client.id < speaker:
-                    speaker = reply.client.id
-                    first = {n: t for n, t in reply.message.tensors.items() if n.startswith("apn.")}
-        if not speaker:
-            raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
-        params = mean.result(server.params)
-        return replace(server, round=server.round + 1, params=params | first if self.own_answers else params)
-
-    def _share(self, client: ClientInfo) -> float:
+    def share(self, client: ClientInfo) -> float:
+        """Weight of a client in means, as ``weighting`` says."""
         return 1.0 if self.weighting == "uniform" else float(client.num_examples)
 
     def _head(self, server: ServerState, client: ClientInfo) -> ServerPart:

@@ -79,17 +79,11 @@ CLASSIFIER = "own_classes"  # the module with W, where there are clients of one 
 
 
 class Views(NamedTuple):
-    """A model's representations of the public pairs, none of a modality that it does not read.
+    """A model's representations of the public pairs, none of a modality that it does not read."""
 
-    Attributes:
-        pictures: (P, D).
-        texts: of the distinct texts, (T, D).
-        text_of: each pair's text, int64 (P,).
-    """
-
-    pictures: Tensor
-    texts: Tensor
-    text_of: Tensor
+    pictures: Tensor  # (P, D)
+    texts: Tensor  # of the distinct texts, (T, D)
+    text_of: Tensor  # each pair's text, int64 (P,)
 
     @property
     def paired(self) -> Tensor:
@@ -193,11 +187,7 @@ class CreamFL(Algorithm):
         return self.told(side=side)
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check of the model.
-
-        Raises:
-            ValueError: it has no representations of texts, or the server is to take a step along a mean of updates.
-        """
+        """Check of the model."""
         if not isinstance(model, ClassifiesByTexts):
             raise ValueError(
                 "CreamFL sends representations of pictures and texts, and "
@@ -216,11 +206,7 @@ class CreamFL(Algorithm):
     # Server ------------------------------------------------------------------------------------------------
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Round: training on public pairs, representations to and from clients, aggregation, distillation.
-
-        Raises:
-            ValueError: the server has no public pairs.
-        """
+        """Round: training on public pairs, representations to and from clients, aggregation, distillation."""
         if self.side is None or not len(self.side.data):
             raise ValueError(
                 "CreamFL's server trains on the public pairs, and has none: it needs the data of the place "
@@ -245,11 +231,7 @@ class CreamFL(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Training of the client's own model beside the global representations; its representations are sent.
-
-        Raises:
-            ValueError: the client has no public pairs, or other ones than the server.
-        """
+        """Training of the client's own model beside the global representations; its representations are sent."""
         if client.public is None or not len(client.public):
             raise ValueError(f"CreamFL needs public pairs at every client, and {client.info.id!r} has none")
         personal, shown = client.state.tensors.get("personal", client.initial), self.modalities(client.info.id)

@@ -82,12 +82,7 @@ class DPFPL(Deploying):
     example_privacy: ExamplePrivacy = field(default_factory=ExamplePrivacy)
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """The method.
-
-        Raises:
-            ValueError: the model learns no context, the loss compares examples with each other, or the library that
-                says what the noise is worth is not installed.
-        """
+        """The method."""
         learned_context(model, "DP-FPL")
         if isinstance(task, Contrasting):
             raise ValueError("DP-FPL clips the gradient of each example, and this task's loss compares examples")
@@ -150,11 +145,7 @@ class DPFPL(Deploying):
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:
-        """Refusal: fine-tuning would see gradients without noise.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refusal: fine-tuning would see gradients without noise."""
         raise ValueError(f"client {client.info.id!r} trains with noise only, and personalise has none")
 
 

@@ -42,11 +42,7 @@ class FedBN(Algorithm):
     )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the normalisation layers that the model trains.
-
-        Raises:
-            ValueError: the model trains no normalisation layer.
-        """
+        """Setup of the normalisation layers that the model trains."""
         kinds = BATCH if self.layers == "batch" else ALL
         frozen = frozen_names(model)
         trained = set(named_tensors(model)) - frozen
@@ -71,11 +67,7 @@ class FedBN(Algorithm):
         return super().unsupported_reason(protection)
 
     def rules(self, client: ClientInfo) -> Rules:
-        """Normalisation layers are private, the rest is shared.
-
-        Raises:
-            ValueError: :meth:`configure` was not called.
-        """
+        """Normalisation layers are private, the rest is shared."""
         if not self.norms:
             raise ValueError("FedBN does not know this model's layers; call configure(model, task) before the run")
         return {**{f"{name}.*": Scope.PRIVATE for name in self.norms}, "*": Scope.SHARED}

@@ -170,12 +170,7 @@ class FedDAT(FisherWeighted):
         return "alone" if self.head == NO_HEAD and self.inference == "shared" else "with own parts"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the shared adapter and the heads of the model.
-
-        Raises:
-            ValueError: the model has no adapters, or none of the name, does not say what its head is, or has none of
-                which ``head_steps`` could say when it moves.
-        """
+        """Setup of the shared adapter and the heads of the model."""
         adapter = chosen_adapter(model, self.adapter, "FedDAT")
         head = private_head(model, self.head, "FedDAT", optional=True)
         if head == NO_HEAD and self.head_steps != "each":

@@ -164,16 +164,6 @@ class FedDPA(FisherWeighted):
         client.remember()
         return Message({}, {"loss": loss})
 
-    @action
-    def evaluate(self, client: Client, message: Message) -> Message:
-        """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().evaluate(replace(client, model=self.deployed_model(client.model)), message)
-
-    @action
-    def examine(self, client: Client, message: Message) -> Message:
-        """FedAvg's evaluation, with both adapters weighed for each input."""
-        return super().examine(replace(client, model=self.deployed_model(client.model)), message)
-
     def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
         branches = Branches(client.model, "FedDPA")
 

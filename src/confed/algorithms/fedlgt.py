@@ -92,12 +92,7 @@ class FedLGT(Algorithm):
     graph: str = ""
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the model's label graph.
-
-        Raises:
-            ValueError: there is nothing to guide, as the model reads no label states or none are known in training;
-                noise for a graph that the model does not have; or a server optimiser that would step along the graph.
-        """
+        """Setup of the model's label graph."""
         spec = model_spec(model)
         if self.guidance and not spec.reads_states:
             raise ValueError(

@@ -207,11 +207,7 @@ class FedLoRA(FisherWeighted):
         return {**super().reports(action), **rank}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the heads, with a check that the model has LoRA of sufficient rank.
-
-        Raises:
-            ValueError: the model trains no LoRA factors, or a rank is too large.
-        """
+        """Setup of the heads, with a check that the model has LoRA of sufficient rank."""
         targets = lora_layers(set(named_tensors(model)) - frozen_names(model))
         if not targets:
             raise ValueError(

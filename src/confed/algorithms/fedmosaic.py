@@ -105,11 +105,7 @@ class FedMosaic(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the heads, and of the layer whose gradient is compared.
-
-        Raises:
-            ValueError: the model trains no LoRA factors, or none in a layer of the name.
-        """
+        """Setup of the heads, and of the layer whose gradient is compared."""
         layers = list(lora_layers([n for n in named_tensors(model) if n not in frozen_names(model)]))
         if not layers:
             raise ValueError(

@@ -69,11 +69,7 @@ class ModalityFill(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check that the model accepts missing modalities and does not write captions.
-
-        Raises:
-            ValueError: the model writes captions, or needs all modalities.
-        """
+        """Check that the model accepts missing modalities and does not write captions."""
         reads_absent(model, "Fill-in")
         feature_width(model, "Fill-in")
         if model_spec(model).writes == "captions":

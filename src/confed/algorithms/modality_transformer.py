@@ -79,11 +79,7 @@ class ModalityTransformer(Algorithm):
         return self.local_rate if ".embed." in f".{name}" and LOCAL in name else 1.0
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Check that the model's maps of modalities can be partly local.
-
-        Raises:
-            ValueError: the model's maps of modalities cannot be partly local.
-        """
+        """Check that the model's maps of modalities can be partly local."""
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
                 f"{self.title} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
@@ -92,11 +88,7 @@ class ModalityTransformer(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Addition of a local part to every map.
-
-        Raises:
-            ValueError: the model's maps of modalities cannot be partly local.
-        """
+        """Addition of a local part to every map."""
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
                 f"{type(model).__name__} has no personalise_maps; call configure(model, task) before the run"

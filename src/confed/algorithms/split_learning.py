@@ -23,7 +23,7 @@ from typing import Annotated, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Protection, action
+from confed.federation.algorithm import action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import MISFITS, Cut, Half, ServerPart, TwoServers, left_out, steps_of
@@ -32,7 +32,6 @@ from confed.federation.params import Mean, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.ranges import AT_LEAST_ONE
-from confed.federation.reports import Flag, Report
 from confed.federation.specs import Contrasting, model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, fresh_linear, heads_of
@@ -87,12 +86,7 @@ class SplitLearning(TwoServers):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Setup of the answer head and the server's layers.
-
-        Raises:
-            ValueError: the model does not name its answer head or has several, the loss is not one over answers, or
-                rows are to be noised that depend on other examples too.
-        """
+        """Setup of the answer head and the server's layers."""
         heads = heads_of(model)
         if set(heads) != {"answers"}:
             raise ValueError(
@@ -115,14 +109,6 @@ class SplitLearning(TwoServers):
         top = model.get_submodule(self.head)
         model.set_submodule(self.head, _Head(_layers(width, self.hidden, rng), top))
 
-    def unsupported_reason(self, protection: Protection) -> str:
-        """Every protection of updates: what crosses the cut is protected by ``privacy``."""
-        return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
-
-    def reports(self, action: str) -> Report:
-        """Reported scalars: the loss, and whether a client has sent its last batch of the round."""
-        return {**super().reports(action), "done": Flag()}
-
     def rules(self, client: ClientInfo) -> Rules:
         """The layers in the middle are the main server's; the rest is the clients', averaged by the other server."""
         return {f"{self.head}.middle.*": Scope.SERVER, "*": Scope.SHARED}
@@ -130,11 +116,7 @@ class SplitLearning(TwoServers):
     # Servers -----------------------------------------------------------------------------------------------
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which clients train batch by batch with ``main``, which then averages its layers.
-
-        Raises:
-            RuntimeError: no client came to the end of its batches.
-        """
+        """Phase in which clients train batch by batch with ``main``, which then averages its layers."""
         parts = {c.id: self._part(server, c) for c in cohort}
         messages: dict[str, Message] = {c.id: Message() for c in cohort}
         active, finished = list(cohort), set[str]()
@@ -173,25 +155,6 @@ class SplitLearning(TwoServers):
         mean = Mean(self.accumulator_dtype)
         for name in sound:
             mean.add({f"{self.head}.{n}": t for n, t in parts[name].values().items()}, 1.0)
-        return replace(server, round=server.round + 1, params=mean.result(server.params))
-
-    def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which ``aux`` averages the clients' parts.
-
-        Raises:
-            RuntimeError: no client sent its part.
-        """
-        expected = [self.broadcast(server, client).tensors for client in cohort]
-        replies = yield [Call(c, "send", Message(), e, session=True) for c, e in zip(cohort, expected, strict=True)]
-        mean, count, last = Mean(self.accumulator_dtype), 0, ""
-        for reply in replies:
-            if reply.error is not None:
-                last = f"; {reply.client.id}: {reply.error}"
-            else:
-                count += 1
-                mean.add(reply.message.tensors, 1.0)
-        if not count:
-            raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def _through(self, layers: ServerPart, reply: Reply) -> tuple[Tensor, Tensor] | str:

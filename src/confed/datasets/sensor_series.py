@@ -177,7 +177,7 @@ def _read_series(root: Path, names: Sequence[str]) -> Series:
             refuse(file, "a row at least", found="none")
         channels = channels or header
         if header != channels:
-            refuse(file, f"the channels {', '.join(channels)}", found=", ".join(header))
+            refuse(file, f"the channels {', '.join(channels):.80}", found=f"{', '.join(header):.80}")
         parts.append(np.array(steps, dtype=np.float32))
         check_finite(f"{file}: values", parts[-1])
     return Series(*end_to_end(parts), channels)

@@ -112,10 +112,6 @@ class Algorithm(Evaluation):
         private = Scope.PRIVATE in self.rules(ClientInfo("", 0)).values()
         return "with own parts" if private and not self.traits.private_beside else "alone"
 
-    def deployed_model(self, model: nn.Module) -> nn.Module:
-        """The network that answers for a finished model: the model itself, or a wrapper."""
-        return model
-
     def own_hooks(self, protection: Protection) -> dict[str, bool]:
         """The method's own hooks that may go round a protection -> whether each is declared to keep it."""
         at_client = self.update_privacy is not None and self.update_privacy.at == "client"

@@ -33,10 +33,6 @@ from confed.federation.state import ServerState
 __all__ = ["private_folder", "remove_unfinished"]
 
 
-PACKED = 2**18
-"""Bytes of a client's state up to which it is kept with those of its round: writing more takes longer than a file."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """One checkpoint."""
@@ -56,7 +52,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
         self.root, self.keep, self.always = root, keep, always
-        self.store = DirectoryStore(root / "clients", PACKED)
+        self.store = DirectoryStore(root / "clients")
 
     def rounds(self) -> list[int]:
         """Rounds of the checkpoints on disk, ascending."""
@@ -67,14 +63,13 @@ class Checkpoints:
 
         Where it cannot be written, nothing of it stays.
         """
-        self.write(self._seal(checkpoint))
+        self.write(self._relying(checkpoint))
         self.store.kept = self.rounds()
 
     def expect(self, checkpoint: Checkpoint) -> Checkpoint:
         """Tells the store which versions matter once a checkpoint is written; returns what :meth:`write` must get."""
-        sealed = self._seal(checkpoint)
         self.store.kept = self._kept([*self.store.kept, checkpoint.round])
-        return sealed
+        return self._relying(checkpoint)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """As :meth:`save`, without telling the store."""
@@ -106,8 +101,7 @@ class Checkpoints:
             raise
         self._prune()
 
-    def _seal(self, checkpoint: Checkpoint) -> Checkpoint:
-        self.store.seal()
+    def _relying(self, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, states=self.store.needed(checkpoint.round))
 
     def prune(self) -> None:

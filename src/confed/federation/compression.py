@@ -220,17 +220,11 @@ def check_compression(algorithm: Algorithm, uplink: Compression, downlink: Compr
 
 @dataclass(frozen=True)
 class Uplink:
-    """Compression of clients' updates, at both ends.
+    """Compression of clients' updates, at both ends."""
 
-    Attributes:
-        compression: of each tensor's update.
-        changes: globs of tensors that are sent as changes (:attr:`Traits.changes <confed.federation.traits.Traits>`).
-        sums: globs of tensors that are sums over examples, which travel as they are.
-    """
-
-    compression: Compression
-    changes: Sequence[str] = ()
-    sums: Sequence[str] = ()
+    compression: Compression  # of each tensor's update
+    changes: Sequence[str] = ()  # globs of tensors that are sent as changes (changes)
+    sums: Sequence[str] = ()  # globs of tensors that are sums over examples, which travel as they are
 
     def send(self, sent: Message, received: Params, state: ClientState, rng: torch.Generator) -> Message:
         """A client's reply as it travels; what it leaves out stays in the client's state for the next."""

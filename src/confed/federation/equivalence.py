@@ -53,6 +53,7 @@ class Row:
 
 _PROTECTED = "each update is protected before it leaves its client"
 _ROUNDED = "a last digit may decide which way a value is rounded"
+_EVALUATES = Row(reason="own models are evaluated one by one, in the method's way")
 _OUTSIDE = Row(in_rounds=False)
 
 LOCAL: Mapping[str, Row] = {
@@ -111,11 +112,11 @@ HOOKS: Mapping[str, Row] = {
     "fit": Row(stacked="one by one", reason="stacked training takes the place of the plain action"),
     "personalise": Row(),
     "actions": Row(stacked="one by one", reason="stacked training takes the place of the plain actions"),
-    "evaluate": Row(reason="own models are evaluated one by one, in the method's way"),
+    "evaluate": _EVALUATES,
     "examine": Row(),
     "unsupported_reason": Row(in_rounds=False, buffered="refused", reason="a method without a robust mean has none"),
     "global_model": Row(),
-    "deployed_model": _OUTSIDE,
+    "deployed_model": _EVALUATES,
     "reports": _OUTSIDE,
     "search_space": _OUTSIDE,
     "effective_value": _OUTSIDE,
@@ -165,7 +166,7 @@ def unbatchable_evaluation(algorithm: Algorithm) -> str:
     for name in overridden(algorithm):
         if name == "actions" and algorithm.actions()["evaluate"] == algorithm.evaluate:
             continue
-        if name not in HOOKS or name in ("evaluate", "actions"):
+        if name not in HOOKS or name == "actions" or HOOKS[name] is _EVALUATES:
             return f"{type(algorithm).__name__} overrides {name!r}, and may evaluate in its own way"
     return ""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from confed.federation.actions import action
 from confed.federation.client import Client
@@ -28,6 +28,10 @@ class Evaluation:
         """What is global; see :attr:`confed.federation.algorithm.Algorithm.global_model`."""
         return "alone" if self.traits.has_global else "none"
 
+    def deployed_model(self, model: nn.Module) -> nn.Module:
+        """The network that answers in evaluations and for a finished model: the model itself, or a wrapper."""
+        return model
+
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
         """Counts of the global and of the personal model on the client's own examples.
@@ -39,6 +43,7 @@ class Evaluation:
         counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
         batches, limit = asked_examples(client, message)
+        network = self.deployed_model(client.model)
         results = dict[str, tuple[Tallies, Params]]()
         for view in ("global", "personal"):
             if view == "global" and self.global_model != "none":
@@ -48,7 +53,7 @@ class Evaluation:
             examples = batches(client.local.eval_batch_size)
             counts: dict[str, Tensor] = {}
             precision = client.local.precision
-            tallies = evaluate(client.model, client.task, examples, limit=limit, precision=precision, counts=counts)
+            tallies = evaluate(network, client.task, examples, limit=limit, precision=precision, counts=counts)
             results[view] = tallies, counts
         return evaluated(results)
 
@@ -69,7 +74,7 @@ class Evaluation:
         that are used too seldom are not kept (:func:`confed.federation.stages.expected_passes`). ``measures``: what
         the client's further measures keep of each example is a tensor "measure/NAME".
         """
-        names = list(message.tensors)
+        names, network = list(message.tensors), self.deployed_model(client.model)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
         copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
         scores: list[tuple[Tensor, Tensor]] = []
@@ -79,9 +84,9 @@ class Evaluation:
         if shown:
             batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
-        with expected_passes(client.model, passes):
+        with expected_passes(network, passes):
             tallies = evaluate(
-                client.model,
+                network,
                 client.task,
                 batches,
                 precision=client.local.precision,

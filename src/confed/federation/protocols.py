@@ -133,14 +133,11 @@ class Counting(Protocol):
 
 @runtime_checkable
 class ClientData(Protocol):
-    """One client's examples. The order of training batches is a function of ``rng`` alone.
+    """One client's examples. The order of training batches is a function of ``rng`` alone."""
 
-    Attributes:
-        deterministic: True when an example yields the same tensors every time, so that outputs of a frozen model may
-            be kept for a round, keyed by ``batch["index"]``. Mirrored pictures are marked in the batch
-            (:mod:`confed.federation.batches`), and tensors that change nevertheless are named by :class:`DrawsAnew`.
-    """
-
+    # True when an example yields the same tensors every time, so that outputs of a frozen model may be kept for a
+    # round, keyed by batch["index"]. Mirrored pictures are marked in the batch (batches), and tensors that change
+    # nevertheless are named by DrawsAnew
     deterministic: bool
 
     def __len__(self) -> int:
@@ -180,15 +177,10 @@ class Controllable(Protocol):
 
 @runtime_checkable
 class RandomAccess(Protocol):
-    """Client data whose training examples can be had by their numbers.
+    """Client data whose training examples can be had by their numbers."""
 
-    Attributes:
-        samples_rows: whether they can; False where batches are mixed in another way.
-        row_bytes: bytes of an example in a batch, where a part of a batch is the batch of these examples; else 0.
-    """
-
-    samples_rows: bool
-    row_bytes: int
+    samples_rows: bool  # whether they can; False where batches are mixed in another way
+    row_bytes: int  # bytes of an example in a batch, where a part of a batch is the batch of these examples; else 0
 
     def chosen(self, numbers: Tensor, batch_size: int) -> Iterable[Batch]:
         """Training batches of the given examples, int64 (n,), in that order; the last batch may be smaller."""
@@ -197,27 +189,19 @@ class RandomAccess(Protocol):
 
 @runtime_checkable
 class DrawsAnew(Protocol):
-    """Client data with tensors that differ in every epoch; outputs that depend on these are not kept.
+    """Client data with tensors that differ in every epoch; outputs that depend on these are not kept."""
 
-    Attributes:
-        drawn: names of the tensors, such as the states of labels in label-mask training.
-    """
-
-    drawn: tuple[str, ...]
+    drawn: tuple[str, ...]  # names of the tensors, such as the states of labels in label-mask training
 
 
 class FromRows(ABC):
     """A batch of rows of one table, as they are; its tensors may be gathered when they are read.
 
     No protocol: every batch is asked several times whether it is one, and looking at attributes takes long.
-
-    Attributes:
-        source: the same object for all batches of a table, and for no other's.
-        rows: their numbers, (B,).
     """
 
-    source: object
-    rows: Tensor
+    source: object  # the same object for all batches of a table, and for no other's
+    rows: Tensor  # their numbers, (B,)
 
     @abstractmethod
     def same_rows(self, names: Iterable[str]) -> bool:
@@ -240,13 +224,9 @@ class Movable(Protocol):
 
 @runtime_checkable
 class NoAugmentation(Protocol):
-    """Client data that may refuse augmentation, because other inputs were computed from the pictures.
+    """Client data that may refuse augmentation, because other inputs were computed from the pictures."""
 
-    Attributes:
-        fixed: whether pictures stay as they are.
-    """
-
-    fixed: bool
+    fixed: bool  # whether pictures stay as they are
 
 
 @runtime_checkable

@@ -17,19 +17,12 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 @dataclass(frozen=True)
 class Range:
-    """Range of a numeric field.
+    """Range of a numeric field."""
 
-    Attributes:
-        low: the least value.
-        high: the largest one.
-        above: ``low`` itself is not among them.
-        below: ``high`` itself is not among them.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    below: bool = False
+    low: float = -math.inf  # the least value
+    high: float = math.inf  # the largest one
+    above: bool = False  # low itself is not among them
+    below: bool = False  # high itself is not among them
 
     def __contains__(self, value: float) -> bool:
         # Comparisons with NaN are false, so it lies in no range.

@@ -12,15 +12,10 @@ from confed.federation.params import Scalar
 
 
 class Number(NamedTuple):
-    """A number, whole or not, within a range.
+    """A number, whole or not, within a range."""
 
-    Attributes:
-        low: the smallest.
-        high: the largest.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
+    low: float = -math.inf  # the smallest
+    high: float = math.inf  # the largest
 
     def problem(self, value: Scalar) -> str:
         """What is wrong with a value, as the end of a sentence; "" where nothing is."""

@@ -20,43 +20,30 @@ Spec = TypeVar("Spec", "ModelSpec", "TaskSpec")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model reads and gives, and the submodules that methods ask for.
+    """What a model reads and gives, and the submodules that methods ask for."""
 
-    Attributes:
-        tokenizer: makes the tokenizer of its texts, ``tokenizer(words, **options)``.
-        picture_side: section ``[model]`` -> side in pixels of the pictures that it reads, which ``data.image_size`` is
-            where a recipe does not give it; None for any size.
-        picture_fit: section ``[model]`` -> how pictures become squares, which ``data.fit`` is where a recipe does not
-            give it: "squeeze", "crop" or "pad".
-        reads: pictures themselves, or features of their regions.
-        writes: "answers" or "captions", token by token; empty for a model that gives scores of answers or labels.
-        converses: whether it writes answers freely, behind any number of turns and pictures.
-        reads_absent: whether batches may lack some of the modalities.
-        reads_states: whether it can be told labels that are known, ``batch["known"]``.
-        answer_head: name of the submodule that turns features into scores of answers.
-        heads_of_tasks: where it has several heads, head as tasks call it -> submodule.
-        split_parts: of a model made for split learning, "client" and "server" -> submodules.
-        label_graph: name of the submodule that is a graph of labels.
-        temperature: what similarities are divided by to become logits.
-        exact: whether a run of it repeats to the bit, on a GPU too.
-        published_prefix: what stands before the names of a published model's tensors in this one.
-    """
-
-    tokenizer: Callable[..., Any] | None = None
+    tokenizer: Callable[..., Any] | None = None  # makes the tokenizer of its texts, tokenizer(words, **options)
+    # section [model] -> side in pixels of the pictures that it reads, which data.image_size is where a recipe does not
+    # give it; None for any size
     picture_side: Callable[[Mapping[str, Any]], int | None] | None = None
+    # section [model] -> how pictures become squares, which data.fit is where a recipe does not give it: "squeeze",
+    # "crop" or "pad"
     picture_fit: Callable[[Mapping[str, Any]], str] | None = None
-    reads: Literal["pictures", "regions"] = "pictures"
+    reads: Literal["pictures", "regions"] = "pictures"  # pictures themselves, or features of their regions
+    # "answers" or "captions", token by token; empty for a model that gives scores of answers or labels
     writes: Literal["", "answers", "captions"] = ""
-    converses: bool = False
-    reads_absent: bool = False
-    reads_states: bool = False
-    answer_head: str | None = None
+    converses: bool = False  # whether it writes answers freely, behind any number of turns and pictures
+    reads_absent: bool = False  # whether batches may lack some of the modalities
+    reads_states: bool = False  # whether it can be told labels that are known, batch["known"]
+    answer_head: str | None = None  # name of the submodule that turns features into scores of answers
+    # where it has several heads, head as tasks call it -> submodule
     heads_of_tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    # of a model made for split learning, "client" and "server" -> submodules
     split_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    label_graph: str = ""
-    temperature: float = 1.0
-    exact: bool = True
-    published_prefix: str = ""
+    label_graph: str = ""  # name of the submodule that is a graph of labels
+    temperature: float = 1.0  # what similarities are divided by to become logits
+    exact: bool = True  # whether a run of it repeats to the bit, on a GPU too
+    published_prefix: str = ""  # what stands before the names of a published model's tensors in this one
 
     @property
     def heads(self) -> dict[str, str]:
@@ -66,26 +53,19 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Which head a task uses, which kind of output it judges, and how its labels are judged.
+    """Which head a task uses, which kind of output it judges, and how its labels are judged."""
 
-    Attributes:
-        name: as in recipes.
-        head: the model's head that it trains and evaluates.
-        judges: scores of answers, answers that are written or chosen by likelihood, free texts, written captions, or
-            scores of any number of labels.
-        known: largest share of labels that training batches state as known; None for tasks without label states.
-        threshold: probability from which on a label is predicted.
-        undefined: whether classes without positives count as 0 in means over classes, or are left out.
-        score: metric that settings are chosen by, unless a recipe names another.
-    """
-
-    name: str = ""
-    head: str = "answers"
+    name: str = ""  # as in recipes
+    head: str = "answers"  # the model's head that it trains and evaluates
+    # scores of answers, answers that are written or chosen by likelihood, free texts, written captions, or scores of
+    # any number of labels
     judges: Literal["scores", "answers", "texts", "captions", "labels"] = "scores"
+    # largest share of labels that training batches state as known; None for tasks without label states
     known: float | None = None
-    threshold: float = 0.5
+    threshold: float = 0.5  # probability from which on a label is predicted
+    # whether classes without positives count as 0 in means over classes, or are left out
     undefined: Literal["zero", "omit"] = "zero"
-    score: str = ""
+    score: str = ""  # metric that settings are chosen by, unless a recipe names another
 
 
 def model_spec(model: object) -> ModelSpec:
@@ -235,17 +215,11 @@ class ComparesCaptions(Protocol):
 
 
 class Writing(NamedTuple):
-    """How a model writes an answer.
+    """How a model writes an answer."""
 
-    Attributes:
-        max_new_tokens: most tokens.
-        beams: width of the search; 1 takes the most probable token each time.
-        length_penalty: power of the length that log-probabilities are divided by.
-    """
-
-    max_new_tokens: int
-    beams: int = 1
-    length_penalty: float = 1.0
+    max_new_tokens: int  # most tokens
+    beams: int = 1  # width of the search; 1 takes the most probable token each time
+    length_penalty: float = 1.0  # power of the length that log-probabilities are divided by
 
 
 @runtime_checkable

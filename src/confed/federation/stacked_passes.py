@@ -127,17 +127,11 @@ def _normalised(layer: nn.LayerNorm, clients: int, weight: Tensor | None, bias: 
 
 @dataclass(frozen=True)
 class JointBatch:
-    """Examples of several clients with batches of the same shapes.
+    """Examples of several clients with batches of the same shapes."""
 
-    Attributes:
-        batch: client by client, end to end.
-        clients: how many there are.
-        given: batches of the clients, where they are more than tensors.
-    """
-
-    batch: Batch
-    clients: int
-    given: Sequence[Batch] = ()
+    batch: Batch  # client by client, end to end
+    clients: int  # how many there are
+    given: Sequence[Batch] = ()  # batches of the clients, where they are more than tensors
 
     @staticmethod
     def of(each: Sequence[Batch]) -> "JointBatch":

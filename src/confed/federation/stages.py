@@ -17,21 +17,15 @@ from confed.federation.protocols import Batch
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a forward pass.
+    """A part of a forward pass."""
 
-    Attributes:
-        name: what it computes, for reports.
-        inputs: keys of a batch that it may read.
-        tensors: how the names of the tensors begin that it reads; of the last stage ``("",)``, so that every tensor
-            belongs to one.
-        without: parts of names, such as those of adapters, of tensors that it does not read although they begin so.
-        alone: whether it computes one example at a time, so that no other example of a batch can change its rounding.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
+    name: str  # what it computes, for reports
+    inputs: tuple[str, ...]  # keys of a batch that it may read
+    # how the names of the tensors begin that it reads; of the last stage ("",), so that every tensor belongs to one
     tensors: tuple[str, ...]
+    # parts of names, such as those of adapters, of tensors that it does not read although they begin so
     without: tuple[str, ...] = ()
+    # whether it computes one example at a time, so that no other example of a batch can change its rounding
     alone: bool = False
 
     def reads(self, tensor: str) -> bool:
@@ -40,12 +34,9 @@ class Stage:
 
 
 class KeptStates(Protocol):
-    """States after the first stages of a pass; :class:`confed.federation.frozen_features.FrozenFeatures` keeps some.
+    """States after the first stages of a pass; :class:`confed.federation.frozen_features.FrozenFeatures` keeps some."""
 
-    Attributes:
-        passes: how often the examples that come now are read in all; None where this is not known, as in training.
-    """
-
+    # how often the examples that come now are read in all; None where this is not known, as in training
     passes: int | None
 
     @property
@@ -72,12 +63,9 @@ class Staged(Protocol):
 
     The state after a stage is a tensor, or a named tuple of tensors and whole numbers. Each tensor has B rows, or n B
     with those of an example next to each other, and a row depends on its own example alone.
-
-    Attributes:
-        frozen_features: what frozen stages made of examples; None where nothing is kept.
     """
 
-    frozen_features: "KeptStates | None"
+    frozen_features: "KeptStates | None"  # what frozen stages made of examples; None where nothing is kept
 
     @property
     def stages(self) -> Sequence[Stage]:

@@ -98,18 +98,13 @@ class MemoryBanks:
     """What a client remembers of its examples' embeddings: d float32 values per example and side, and two numbers.
 
     :meth:`update` works in place; whoever keeps the tensors as a state passes copies (see :meth:`of`).
-
-    Attributes:
-        rows: M_S and M_T, shape (2, N, d).
-        normalisers: Z of scores against M_S and of scores against M_T, shape (2,); 0 until the first batch.
-        temperature: tau.
-        momentum: share of a row that an update keeps.
     """
 
-    rows: Float[Tensor, "2 N d"]
+    rows: Float[Tensor, "2 N d"]  # M_S and M_T, shape (2, N, d)
+    # Z of scores against M_S and of scores against M_T, shape (2,); 0 until the first batch
     normalisers: Float[Tensor, "2"]
-    temperature: float = 0.07
-    momentum: float = 0.5
+    temperature: float = 0.07  # tau
+    momentum: float = 0.5  # share of a row that an update keeps
 
     @classmethod
     def new(cls, examples: int, width: int, rng: torch.Generator) -> "MemoryBanks":

@@ -43,14 +43,10 @@ class Cider:
         10 / R sum_r 1/4 sum_n exp(-(l - l_r)^2 / (2 sigma^2)) <min(g_n, g_n^r), g_n^r> / (|g_n| |g_n^r|)
 
     over its R references, with sigma = 6 and lengths l counted in bigrams, as the official code has it.
-
-    Attributes:
-        pictures: of the corpus.
-        document_counts: n-gram -> in how many pictures' references it is.
     """
 
-    pictures: int
-    document_counts: Mapping[Gram, int]
+    pictures: int  # of the corpus
+    document_counts: Mapping[Gram, int]  # n-gram -> in how many pictures' references it is
 
     @staticmethod
     def of(references: Iterable[Sequence[str]]) -> "Cider":

@@ -28,17 +28,11 @@ Places = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a model against its control conditions.
+    """Verdict on a model against its control conditions."""
 
-    Attributes:
-        passed: it does, or there was nothing to compare it with.
-        p: control -> one-sided p-value against it.
-        reasons: why it does not, each the end of a sentence.
-    """
-
-    passed: bool
-    p: Mapping[str, float]
-    reasons: tuple[str, ...]
+    passed: bool  # it does, or there was nothing to compare it with
+    p: Mapping[str, float]  # control -> one-sided p-value against it
+    reasons: tuple[str, ...]  # why it does not, each the end of a sentence
 
 
 def verdict(
@@ -67,13 +61,9 @@ def verdict(
 
 @dataclass(frozen=True)
 class LabelVerdict(Verdict):
-    """Whether a multi-label model beats its controls, and C-AP under every condition.
+    """Whether a multi-label model beats its controls, and C-AP under every condition."""
 
-    Attributes:
-        values: condition -> C-AP; first "right".
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # condition -> C-AP; first "right"
 
 
 def label_verdict(

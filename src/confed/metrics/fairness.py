@@ -9,42 +9,25 @@ from confed.metrics.statistics import mean
 
 @dataclass(frozen=True)
 class Clients:
-    """Spread of a metric over clients; larger values of the metric are better.
+    """Spread of a metric over clients; larger values of the metric are better."""
 
-    Attributes:
-        mean: mean over clients, each counted once.
-        sd: standard deviation over clients (divisor n - 1); NaN for one client.
-        worst: value of the worst client.
-        worst_client: which one it is.
-        bottom: mean of the worst tenth of the clients, at least one.
-        spread: best value minus worst.
-        n: number of clients.
-    """
-
-    mean: float
-    sd: float
-    worst: float
-    worst_client: str
-    bottom: float
-    spread: float
-    n: int
+    mean: float  # mean over clients, each counted once
+    sd: float  # standard deviation over clients (divisor n - 1); NaN for one client
+    worst: float  # value of the worst client
+    worst_client: str  # which one it is
+    bottom: float  # mean of the worst tenth of the clients, at least one
+    spread: float  # best value minus worst
+    n: int  # number of clients
 
 
 @dataclass(frozen=True)
 class Hurt:
-    """Clients that do worse than with a reference.
+    """Clients that do worse than with a reference."""
 
-    Attributes:
-        share: their share of all clients.
-        clients: who they are, the most hurt first.
-        worst: the largest loss, 0 if no client is hurt.
-        n: number of clients.
-    """
-
-    share: float
-    clients: tuple[str, ...]
-    worst: float
-    n: int
+    share: float  # their share of all clients
+    clients: tuple[str, ...]  # who they are, the most hurt first
+    worst: float  # the largest loss, 0 if no client is hurt
+    n: int  # number of clients
 
 
 def across_clients(values: Mapping[str, float]) -> Clients:

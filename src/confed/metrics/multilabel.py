@@ -90,17 +90,11 @@ or are left out of every such mean ("omit"). A class with positives that is neve
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Counts for precision and recall per class; those of disjoint examples add up.
+    """Counts for precision and recall per class; those of disjoint examples add up."""
 
-    Attributes:
-        true_positives: entries that are predicted and positive, int64, shape (C,).
-        predicted: entries that are predicted, int64, shape (C,).
-        positives: entries that are positive, int64, shape (C,).
-    """
-
-    true_positives: Int64[np.ndarray, "C"]
-    predicted: Int64[np.ndarray, "C"]
-    positives: Int64[np.ndarray, "C"]
+    true_positives: Int64[np.ndarray, "C"]  # entries that are predicted and positive, int64, shape (C,)
+    predicted: Int64[np.ndarray, "C"]  # entries that are predicted, int64, shape (C,)
+    positives: Int64[np.ndarray, "C"]  # entries that are positive, int64, shape (C,)
 
     def __add__(self, other: "LabelCounts") -> "LabelCounts":
         """The counts of both sets of examples."""

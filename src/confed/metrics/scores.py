@@ -14,28 +14,18 @@ Sums = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a task: by default a share, whose value is the sum over the weight of its name in a tally.
+    """A score of a task: by default a share, whose value is the sum over the weight of its name in a tally."""
 
-    Attributes:
-        title: its name in tables and figures, where that is another.
-        low: smallest value.
-        high: largest value.
-        percent: whether it is a share, which is written in per cent.
-        heads: whether it may head the results of a task on questions.
-        per_example: whether each example adds a value in [0, 1] with a weight of 1, so that noise is defined for it.
-        of_right: whether it is the share of right answers where every question has one.
-        parts: start of the names in a tally that make it together: of these all are told, or none.
-        ranges: name of each part -> smallest and largest value of its sum over its weight.
-    """
-
-    title: str = ""
-    low: float = 0.0
-    high: float = 1.0
-    percent: bool = True
-    heads: bool = False
+    title: str = ""  # its name in tables and figures, where that is another
+    low: float = 0.0  # smallest value
+    high: float = 1.0  # largest value
+    percent: bool = True  # whether it is a share, which is written in per cent
+    heads: bool = False  # whether it may head the results of a task on questions
+    # whether each example adds a value in [0, 1] with a weight of 1, so that noise is defined for it
     per_example: bool = False
-    of_right: bool = False
-    parts: str = ""
+    of_right: bool = False  # whether it is the share of right answers where every question has one
+    parts: str = ""  # start of the names in a tally that make it together: of these all are told, or none
+    # name of each part -> smallest and largest value of its sum over its weight
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def tallied(self, name: str) -> Mapping[str, tuple[float, float]]:

@@ -32,17 +32,11 @@ _EXACT_UP_TO = 50  # 2^50 sign patterns are still counted exactly in double prec
 
 @dataclass(frozen=True)
 class SampleMean:
-    """Mean and standard deviation of a sample.
+    """Mean and standard deviation of a sample."""
 
-    Attributes:
-        mean: arithmetic mean.
-        sd: sample standard deviation (divisor n - 1); NaN for a single value.
-        n: size of the sample.
-    """
-
-    mean: float
-    sd: float
-    n: int
+    mean: float  # arithmetic mean
+    sd: float  # sample standard deviation (divisor n - 1); NaN for a single value
+    n: int  # size of the sample
 
 
 _Test = TypeVar("_Test")
@@ -68,57 +62,35 @@ _OPPOSITE = {"low": "high", "won": "lost", "no_worse_p": "no_better_p"}
 
 @dataclass(frozen=True)
 class PairedT(Mirrored):
-    """Student's paired t-test.
+    """Student's paired t-test."""
 
-    Attributes:
-        difference: mean of a - b.
-        sd: standard deviation of the differences.
-        low: lower end of the confidence interval of the difference.
-        high: upper end.
-        statistic: t, with n - 1 degrees of freedom; None where the differences have no spread.
-        p: two-sided p-value; None where the differences have no spread: nothing is estimated of further pairs then.
-        n: number of pairs.
-    """
-
-    difference: float
-    sd: float
-    low: float
-    high: float
-    statistic: float | None
+    difference: float  # mean of a - b
+    sd: float  # standard deviation of the differences
+    low: float  # lower end of the confidence interval of the difference
+    high: float  # upper end
+    statistic: float | None  # t, with n - 1 degrees of freedom; None where the differences have no spread
+    # two-sided p-value; None where the differences have no spread: nothing is estimated of further pairs then
     p: float | None
-    n: int
+    n: int  # number of pairs
 
 
 @dataclass(frozen=True)
 class Wilcoxon:
-    """Wilcoxon's signed-rank test.
+    """Wilcoxon's signed-rank test."""
 
-    Attributes:
-        statistic: the smaller of the two rank sums.
-        p: two-sided p-value.
-        smallest_p: the least p-value that this many non-zero differences can give.
-        n: number of non-zero differences.
-    """
-
-    statistic: float
-    p: float
-    smallest_p: float
-    n: int
+    statistic: float  # the smaller of the two rank sums
+    p: float  # two-sided p-value
+    smallest_p: float  # the least p-value that this many non-zero differences can give
+    n: int  # number of non-zero differences
 
 
 @dataclass(frozen=True)
 class Holm:
-    """Holm's step-down correction of a family of tests.
+    """Holm's step-down correction of a family of tests."""
 
-    Attributes:
-        adjusted: test -> adjusted p-value, in the order given.
-        rejected: the tests whose adjusted p-value is at most alpha.
-        alpha: family-wise error rate.
-    """
-
-    adjusted: Mapping[str, float]
-    rejected: tuple[str, ...]
-    alpha: float
+    adjusted: Mapping[str, float]  # test -> adjusted p-value, in the order given
+    rejected: tuple[str, ...]  # the tests whose adjusted p-value is at most alpha
+    alpha: float  # family-wise error rate
 
 
 def mean(values: Sample) -> SampleMean:
@@ -256,19 +228,12 @@ def check_confidence(confidence: float) -> None:
 
 @dataclass(frozen=True)
 class UnpairedT:
-    """Student's t-test of two independent samples with a common variance.
+    """Student's t-test of two independent samples with a common variance."""
 
-    Attributes:
-        difference: mean of a minus mean of b.
-        statistic: t.
-        df: degrees of freedom, both sizes minus 2.
-        p: two-sided p-value.
-    """
-
-    difference: float
-    statistic: float
-    df: int
-    p: float
+    difference: float  # mean of a minus mean of b
+    statistic: float  # t
+    df: int  # degrees of freedom, both sizes minus 2
+    p: float  # two-sided p-value
 
 
 def unpaired_t(a: Sample, b: Sample) -> UnpairedT:
@@ -296,23 +261,14 @@ def unpaired_t(a: Sample, b: Sample) -> UnpairedT:
 
 @dataclass(frozen=True)
 class Bootstrap(Mirrored):
-    """Paired bootstrap of a mean difference.
+    """Paired bootstrap of a mean difference."""
 
-    Attributes:
-        difference: mean of a - b.
-        low: lower end of the percentile interval.
-        high: upper end.
-        p: two-sided p-value.
-        n: number of pairs.
-        resamples: number of resamples.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
-    n: int
-    resamples: int
+    difference: float  # mean of a - b
+    low: float  # lower end of the percentile interval
+    high: float  # upper end
+    p: float  # two-sided p-value
+    n: int  # number of pairs
+    resamples: int  # number of resamples
 
 
 def bootstrap_of(
@@ -339,21 +295,13 @@ Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Swap(Mirrored):
-    """Paired randomisation test.
+    """Paired randomisation test."""
 
-    Attributes:
-        difference: mean over seeds and places of the first method's value minus the second's.
-        p: two-sided p-value.
-        n: number of examples.
-        low: there is no interval.
-        high: there is no interval.
-    """
-
-    difference: float
-    p: float
-    n: int
-    low: None = None
-    high: None = None
+    difference: float  # mean over seeds and places of the first method's value minus the second's
+    p: float  # two-sided p-value
+    n: int  # number of examples
+    low: None = None  # there is no interval
+    high: None = None  # there is no interval
 
 
 def swap_test(
@@ -388,26 +336,18 @@ def swap_test(
 
 @dataclass(frozen=True)
 class Equivalence(Mirrored):
-    """Two one-sided paired t-tests.
+    """Two one-sided paired t-tests."""
 
-    Attributes:
-        difference: mean of a - b.
-        low: lower end of the interval of coverage 1 - 2 alpha; the two are equivalent at level alpha exactly if
-            the whole interval lies within the margin.
-        high: upper end.
-        margin: differences smaller than this do not matter, in the unit of a and b.
-        no_worse_p: p-value against "a is worse than b by the margin or more"; None where differences have no spread.
-        no_better_p: p-value against "a is better than b by the margin or more"; None likewise.
-        n: number of pairs.
-    """
-
-    difference: float
+    difference: float  # mean of a - b
+    # lower end of the interval of coverage 1 - 2 alpha; the two are equivalent at level alpha exactly if the whole
+    # interval lies within the margin
     low: float
-    high: float
-    margin: float
+    high: float  # upper end
+    margin: float  # differences smaller than this do not matter, in the unit of a and b
+    # p-value against "a is worse than b by the margin or more"; None where differences have no spread
     no_worse_p: float | None
-    no_better_p: float | None
-    n: int
+    no_better_p: float | None  # p-value against "a is better than b by the margin or more"; None likewise
+    n: int  # number of pairs
 
     @property
     def p(self) -> float | None:

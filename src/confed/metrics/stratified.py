@@ -46,42 +46,25 @@ _MOST_DRAWS = 500_000  # places times resamples
 
 @dataclass(frozen=True)
 class Interval(Mirrored):
-    """Confidence interval of a mean over places.
+    """Confidence interval of a mean over places."""
 
-    Attributes:
-        difference: D, the mean over places of a - b.
-        low: lower end.
-        high: upper end.
-        n: number of examples.
-    """
-
-    difference: float
-    low: float
-    high: float
-    n: int
+    difference: float  # D, the mean over places of a - b
+    low: float  # lower end
+    high: float  # upper end
+    n: int  # number of examples
 
 
 @dataclass(frozen=True)
 class SignFlip(Mirrored):
-    """Stratified sign-flip test of a mean over places.
+    """Stratified sign-flip test of a mean over places."""
 
-    Attributes:
-        difference: D, the mean over places of a - b.
-        p: two-sided p-value.
-        smallest_p: the least p-value that it could have given with these sizes of differences.
-        exact: whether all signs were counted; else so many were drawn that p is never 0.
-        won: examples whose mean difference over seeds is above 0.
-        lost: those where it is below.
-        n: number of examples.
-    """
-
-    difference: float
-    p: float
-    smallest_p: float
-    exact: bool
-    won: int
-    lost: int
-    n: int
+    difference: float  # D, the mean over places of a - b
+    p: float  # two-sided p-value
+    smallest_p: float  # the least p-value that it could have given with these sizes of differences
+    exact: bool  # whether all signs were counted; else so many were drawn that p is never 0
+    won: int  # examples whose mean difference over seeds is above 0
+    lost: int  # those where it is below
+    n: int  # number of examples
 
 
 def macro_mean(strata: Strata) -> float:

@@ -183,7 +183,7 @@ def test_a_site_runs_the_methods_actions_for_its_own_client_only(tmp_path: Path)
     private = Message({"head.weight": torch.zeros(3, 8)})
     assert "'head.weight' must not travel" in str(asked(site, "fit", message=private))
     assert "shared tensors missing" in str(asked(site, "fit"))
-    assert not (tmp_path / "state").is_dir() or not list((tmp_path / "state").rglob("*.safetensors"))
+    assert not (tmp_path / "state").is_dir() or not list((tmp_path / "state").rglob("*.states"))
     with pytest.raises(ValueError, match="no client is called 'x'"):
         client_named(setup, "x")
 
@@ -193,7 +193,7 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     letters = Letters(setup, tmp_path)
     remote = remote_of(letters)
     first = rounds(setup, remote, stop=1)[0]
-    kept = {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.safetensors")}
+    kept = {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.states")}
     real = directory_store.write_atomically
 
     def full(path: Path, data: bytes, *, sync: bool = False) -> None:
@@ -205,7 +205,7 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     second = rounds(setup, remote, first.servers, 1)[0]
     assert "No space left on device" in second.errors["client-1"]
     assert set(second.losses) == {"client-0", "client-2"}
-    assert {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.safetensors")} == kept
+    assert {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.states")} == kept
 
 
 def another_version(setup: Setup) -> Site:

@@ -563,7 +563,8 @@ class Site:
         """Reply of the client, from the state that the server counts on."""
         self.store.rewind(request.base)
         self._session.rewind(request.base)
-        self.store.version, self.store.kept = request.version, (*request.kept, *self._session.needed)
+        self.store.begin(request.version)
+        self.store.kept = *request.kept, *self._session.needed
         if again := self._session.enter(request, request_digest, body):
             self._progress(Note(f"{self._when(request)} goes on after {again} calls of the round were done again"))
         if self._checkpoints is not None and request.action in self._telling and not request.session:

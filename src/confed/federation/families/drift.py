@@ -16,12 +16,9 @@ from confed.federation.state import ServerState
 
 @dataclass(frozen=True)
 class Corrected(Algorithm):
-    """Base of methods that correct the drift of what is learned; statistics of the data are averaged alone.
+    """Base of methods that correct the drift of what is learned; statistics of the data are averaged alone."""
 
-    Attributes:
-        statistics: names of the model's buffers, which are averaged and not corrected; read off the model.
-    """
-
+    # names of the model's buffers, which are averaged and not corrected; read off the model
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     slot: ClassVar[str] = "drift"
     """The sum over all clients, among the server's slots."""

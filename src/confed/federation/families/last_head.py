@@ -5,16 +5,14 @@ averaged, version of it. After the last round each client may therefore train it
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from confed.federation.actions import action
 from confed.federation.algorithm import Algorithm, keeps_protections
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.evaluation import Evaluation
 from confed.federation.families.branches import held
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Scalar, Scope
@@ -27,7 +25,7 @@ from confed.federation.train import Objective, train
 
 @dataclass(frozen=True)
 class Deploying(Algorithm):
-    """FedAvg, trained and evaluated with :meth:`Algorithm.deployed_model`."""
+    """FedAvg, trained with the network that is evaluated, :meth:`Algorithm.deployed_model`."""
 
     @keeps_protections("record_privacy")
     def objective(self, client: Client) -> Objective:
@@ -38,19 +36,6 @@ class Deploying(Algorithm):
             yield client.task.loss(network(batch), batch)
 
         return losses
-
-    @action
-    def evaluate(self, client: Client, message: Message) -> Message:
-        """See :class:`confed.federation.evaluation.Evaluation`."""
-        return Evaluation.evaluate(self, self._answering(client), message)
-
-    @action
-    def examine(self, client: Client, message: Message) -> Message:
-        """See :class:`confed.federation.evaluation.Evaluation`."""
-        return Evaluation.examine(self, self._answering(client), message)
-
-    def _answering(self, client: Client) -> Client:
-        return replace(client, model=self.deployed_model(client.model))
 
 
 # Fine-tuning of the final model at every client ---------------------------------------------------------------

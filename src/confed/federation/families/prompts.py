@@ -66,17 +66,11 @@ class ClassifiesByTexts(Protocol):
 
 
 class PromptPass(NamedTuple):
-    """What one pass with some context gives.
+    """What one pass with some context gives."""
 
-    Attributes:
-        output: scores of all classes, (B, C), and the pictures' features f(x), (B, D).
-        texts: g(t_c) of the classes that the batch is offered, (K, D).
-        classes: which these are, (K,).
-    """
-
-    output: Output
-    texts: Tensor
-    classes: Tensor
+    output: Output  # scores of all classes, (B, C), and the pictures' features f(x), (B, D)
+    texts: Tensor  # g(t_c) of the classes that the batch is offered, (K, D)
+    classes: Tensor  # which these are, (K,)
 
 
 def prompt_pass(model: nn.Module, batch: Batch, context: Tensor) -> PromptPass:

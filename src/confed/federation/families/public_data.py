@@ -32,21 +32,14 @@ class UsesPublicData(Protocol):
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What a server needs to train a model of its own on the public examples.
+    """What a server needs to train a model of its own on the public examples."""
 
-    Attributes:
-        build: makes that model with its initial values; called when the server first trains, so never at a site.
-        data: the public examples; none at a server that knows other parties' data by a card only.
-        task: its loss.
-        seed: the run's seed.
-        device: where the server computes.
-    """
-
+    # makes that model with its initial values; called when the server first trains, so never at a site
     build: Callable[[], nn.Module]
-    data: ClientData
-    task: Task
-    seed: int
-    device: str = "cpu"
+    data: ClientData  # the public examples; none at a server that knows other parties' data by a card only
+    task: Task  # its loss
+    seed: int  # the run's seed
+    device: str = "cpu"  # where the server computes
 
     @cached_property
     def model(self) -> nn.Module:

@@ -11,8 +11,6 @@ another process the forward pass of each batch on its way is run again: from the
 (round, client, step), so that dropout drops the same units. Both give the same bits.
 
 The servers of split learning: one holds the last layers, another averages the clients' first ones.
-
-The client's side is :mod:`confed.federation.families.split`.
 """
 
 import copy
@@ -21,35 +19,31 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.batches import to_device, training_batches
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local, make_optimizer, scheduled_step
-from confed.federation.messages import Call, Flow
-from confed.federation.params import Params, Scope, copy_into, named_tensors, pick
+from confed.federation.messages import Call, Flow, Message
+from confed.federation.params import Mean, Params, Scope, copy_into, named_tensors, pick
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, isolated
+from confed.federation.reports import Flag, Report
 from confed.federation.state import ServerState
 from confed.federation.train import trained
 
 
 class Cut(NamedTuple):
-    """What a client's part makes of a batch.
+    """What a client's part makes of a batch."""
 
-    Attributes:
-        tensors: named activations at the cut, each (B, ...) and differentiable; none where the batch is left out.
-        penalty: a loss of the client's own that it adds to what comes back, a scalar.
-    """
-
-    tensors: Params
-    penalty: Tensor | None = None
+    tensors: Params  # named activations at the cut, each (B, ...) and differentiable; none where the batch is left out
+    penalty: Tensor | None = None  # a loss of the client's own that it adds to what comes back, a scalar
 
 
 Bottom = Callable[[Client, nn.Module, Batch, int], Cut]  # a client's model on a batch in a step
@@ -367,9 +361,43 @@ class TwoServers(Algorithm):
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Phase in which clients train batch by batch with ``main``."""
 
-    @abstractmethod
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Phase in which ``aux`` averages the clients' part."""
+        """Phase in which ``aux`` averages the clients' part.
+
+        Raises:
+            RuntimeError: no client sent its part.
+        """
+        expected = [self.broadcast(server, client).tensors for client in cohort]
+        replies = yield [Call(c, "send", Message(), e, session=True) for c, e in zip(cohort, expected, strict=True)]
+        mean, senders, first, last = Mean(self.accumulator_dtype), list[str](), dict[str, Tensor](), ""
+        for reply in replies:
+            if reply.error is not None:
+                last = f"; {reply.client.id}: {reply.error}"
+                continue
+            mean.add(reply.message.tensors, self.share(reply.client))
+            senders.append(reply.client.id)
+            if self.not_averaged and reply.client.id == min(senders):
+                first = {n: t for n, t in reply.message.tensors.items() if n.startswith(self.not_averaged)}
+        if not senders:
+            raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
+        return replace(server, round=server.round + 1, params={**mean.result(server.params), **first})
+
+    def share(self, client: ClientInfo) -> float:
+        """Weight of a client in means; every client counts the same."""
+        return 1.0
+
+    @property
+    def not_averaged(self) -> str:
+        """Beginning of the names of tensors that ``aux`` takes from the first client, by name; "" for none."""
+        return ""
+
+    def unsupported_reason(self, protection: Protection) -> str:
+        """Every protection of updates: what crosses the cut is protected by ``privacy``."""
+        return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
+
+    def reports(self, action: str) -> Report:
+        """Reported scalars: the loss, and whether a client has sent its last batch of the round."""
+        return {**super().reports(action), "done": Flag()}
 
 
 def left_out(client: str, error: Exception) -> Exception:
