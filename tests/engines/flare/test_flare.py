@@ -6,11 +6,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -48,6 +50,7 @@ from confed.engines.flare import transport as flare
 from confed.engines.flare.loopback import callees_in, transport_in
 from confed.engines.flare.transport import (
     EXECUTOR,
+    LINE_SETTINGS,
     MEMBER,
     MEMBER_OF_0_1,
     SITE_CLASSES,
@@ -62,6 +65,7 @@ from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import load_recipe
 from confed.system.events import Event, Note, RunProgress, SiteStates, SiteStatus
 from confed.testing.toy import toy_setup
+from repository import ROOT
 
 SITES = ("warm", "cold")
 
@@ -603,3 +607,44 @@ def test_a_job_is_tried_again_soon_and_never_given_up(tmp_path: Path) -> None:
     job_scheduler = DefaultJobScheduler(**scheduler["args"])
     assert job_scheduler.max_schedule_interval <= 2.0
     assert job_scheduler.max_schedule_count > 100_000
+    assert resources["servers"][0]["admin_timeout"] < 5.0  # seconds that a session waits for an answer
+
+
+class AnswersWithNothing(grpc.GenericRpcHandler):
+    """The server's end of a stream over which nothing goes; it notes when that is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def service(self, handler_call_details: Any) -> Any:
+        def answer(_: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.add_callback(self.closed.set)
+            yield b"welcome"
+            self.closed.wait(60)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def test_a_connection_that_hangs_is_closed_at_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 45 s; here all times are a thirtieth of those in the kits."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    soak = importlib.import_module("soak")
+    given = LINE_SETTINGS["grpc"]["options"]
+    options = [(name, value // 30 if name.endswith("_ms") else value) for name, value in given]
+    handler, stop = AnswersWithNothing(), threading.Event()
+    with futures.ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [handler], options=options)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        line = soak.BadLine(port, soak.Weather(life=1.0, hangs=1.0), seed=1)  # it hangs after two seconds
+        with grpc.insecure_channel(f"127.0.0.1:{line.entrance}", options) as channel:
+            stream = channel.stream_stream("/confed/nothing")(iter(stop.wait, True), timeout=20)
+            assert next(stream) == b"welcome"
+            with pytest.raises(grpc.RpcError) as lost:
+                next(stream)
+            assert lost.value.code() is grpc.StatusCode.UNAVAILABLE  # and not that its time is over
+            assert line.ended == 1
+            assert handler.closed.wait(3)
+            stop.set()
+        server.stop(None).wait()
+        line.close()

@@ -80,6 +80,34 @@ def test_pieces_have_the_bits_of_whole_messages(tmp_path: Path) -> None:
     assert max(len(body) for _, body in letters.answered.values() if is_piece(_)) == SMALL
 
 
+def test_the_last_piece_of_a_request_calls(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+    letters = BadLine(setup, tmp_path)
+    rounds(setup, led(letters, tmp_path / "pieces"))
+    heads = [json.loads(head) for to, _, head, _ in letters.sent if to == 0 and is_piece(head)]
+    requests = [head for head in heads if head["piece"] != "get"]
+    assert [head["piece"] for head in requests] == ["call", *["put"] * (len(requests) - 1)]
+    assert [bool(head["head"]) for head in requests] == [True, *[False] * (len(requests) - 2), True]
+
+
+def test_a_site_of_before_is_called_after_the_last_piece(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+    letters = BadLine(setup, tmp_path)
+    remote = led(letters, tmp_path / "pieces")
+    handle = letters.sites[0].handle
+
+    def before(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """A site that reads the head of a call only."""
+        if is_piece(head) and json.loads(head)["piece"] == "put":
+            head = json.dumps(json.loads(head) | {"head": ""}).encode()
+        return handle(head, body)
+
+    letters.sites[0].handle = before  # type: ignore[method-assign]
+    records = rounds(setup, remote)
+    assert not records[-1].errors
+    assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
+
+
 @pytest.mark.parametrize("restarts", [False, True], ids=["connections", "sites"])
 def test_what_was_lost_goes_on_at_the_byte(tmp_path: Path, restarts: bool) -> None:
     setup = toy_setup(FedAvg(), rounds=4)

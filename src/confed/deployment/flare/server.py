@@ -188,8 +188,8 @@ def _own_storage(kit: Path, run: Path) -> None:
             component["args"]["uri_root"] = str(storage / "jobs")
         if component["id"] == "job_scheduler":
             component["args"] |= SCHEDULER_SETTINGS
-    # a site that is gone is no site to hand a job to.
-    resources["servers"][0]["heart_beat_timeout"] = 60
+    # a site that is gone is no site to hand a job to, and one whose line hangs keeps no answer about others back
+    resources["servers"][0] |= {"heart_beat_timeout": 60, "admin_timeout": 3.0}  # less than a session's 5 s
     write_atomically(path, json.dumps(resources, indent=1).encode())
 
 

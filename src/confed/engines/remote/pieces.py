@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
@@ -40,8 +40,10 @@ class Piece:
     size: int  # bytes of the body
     at: int = 0  # where the piece begins; of "have" the bytes that are there
     digest: str = ""  # of the body up to the end of the piece
-    most: int = 0  # of "get": the bytes that may come; of "call": those of a reply that comes at once
-    head: str = ""  # head of the message whose body it is: of "call", and of the first "part"
+    most: int = 0  # of "get": the bytes that may come; of a call: those of a reply that comes at once
+    head: str = (
+        ""  # head of the message whose body it is: of "call", of the last "put", which calls, too, and of "part"
+    )
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -71,11 +73,10 @@ class ArrivingBody:
 
     def __init__(self, path: Path, piece: Piece) -> None:
         self.path, self.of, self.size = path, piece.of, piece.size
-        self.held, self._digest = 0, sha256()
-        if path.is_file():
-            with path.open("rb") as file:
-                self._digest = file_digest(file, "sha256")
-            self.held = path.stat().st_size
+        path.touch()
+        with path.open("rb") as file:
+            self._digest = file_digest(file, "sha256")
+        self.held = path.stat().st_size
 
     def add(self, piece: Piece, content: bytes) -> None:
         """Adds a piece; one that comes out of turn, because an answer was lost, is left out."""
@@ -87,18 +88,19 @@ class ArrivingBody:
         digest.update(content)
         if digest.hexdigest() != piece.digest:
             raise Refused(f"the piece from byte {piece.at} of {self.size} is not what its digest says")
-        with patiently(lambda: self.path.open("r+b" if self.held else "wb")) as file:
+        with patiently(lambda: self.path.open("r+b")) as file:
             file.seek(self.held)
             file.write(content)
             file.truncate()
         self.held, self._digest = self.held + len(content), digest
 
-    def whole(self) -> bytes:
-        """The body that has come; one that is not what its digest says is removed, and comes again."""
+    def whole(self, last: bytes = b"") -> bytes:
+        """The body that has come, with its last piece; one that is not what its digest says comes again."""
+        self._digest.update(last)
         if self._digest.hexdigest() != self.of:
             self.path.unlink()
             raise Refused(f"a body of {self.size} bytes is not what its digest says")
-        return patiently(self.path.read_bytes)
+        return patiently(self.path.read_bytes) + last
 
 
 class LeavingBody:
@@ -160,13 +162,11 @@ class SitePieces:
         if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
             self._request = ArrivingBody(_only(self._folder, piece.of), piece)
         request = self._request
+        if piece.head and request.held + len(body) == piece.size:
+            self._request = None
+            return self._answer_call(piece, request.whole(body))
         if piece.piece == "put":
             request.add(piece, body)
-        if piece.piece == "call" and request.held == piece.size:
-            self._request = None
-            answer = self._answer_call(piece, request.whole())
-            self.came_whole = b""  # it came in pieces, and is in its file
-            return answer
         return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
 
     def _answer_call(self, call: Piece, body: bytes) -> tuple[bytes, bytes]:
@@ -226,7 +226,7 @@ class PieceTransport:
         transfer = _Transfer(to, kind, lasts, head)
         if kind != HELLO and len(body) > self.at_once(to):  # a greeting takes no other body's place at the site
             transfer.body = self._leaving(body)
-            sent = self._call(transfer, transfer.body)
+            sent = self._call(transfer, Piece("call", transfer.body.of, transfer.body.size))
         else:
             sent = self._send(transfer, head, body, lasts)
         if not sent:
@@ -293,9 +293,9 @@ class PieceTransport:
             leaving.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return leaving
 
-    def _call(self, transfer: _Transfer, body: LeavingBody) -> bool:
-        call = Piece("call", body.of, body.size, most=self.at_once(transfer.to), head=transfer.head.decode())
-        return self._send(transfer, call.to_bytes(), b"", transfer.lasts)
+    def _call(self, transfer: _Transfer, piece: Piece, content: bytes = b"") -> bool:
+        call = replace(piece, most=self.at_once(transfer.to), head=transfer.head.decode())
+        return self._send(transfer, call.to_bytes(), content, transfer.lasts)
 
     def _send(self, transfer: _Transfer, head: bytes, body: bytes, lasts: float) -> bool:
         transfer.began = time.monotonic()
@@ -327,9 +327,10 @@ class PieceTransport:
         if transfer.had is not None and held > transfer.had:
             self._pace(transfer, held - transfer.had)
         transfer.had = transfer.moved = held
-        if held == body.size:
-            return self._call(transfer, body)
-        put, content = body.piece("put", held, self._piece_size(transfer, body.size - held))
+        kind = "put" if held < body.size else "call"
+        put, content = body.piece(kind, held, self._piece_size(transfer, body.size - held))
+        if held + len(content) == body.size:
+            return self._call(transfer, put, content)
         return self._send(transfer, put.to_bytes(), content, WAIT)
 
     def _fetch_next(self, transfer: _Transfer, reply: ArrivingBody) -> tuple[bytes, bytes] | str | None:
