@@ -57,8 +57,8 @@ LINE_SETTINGS: Mapping[str, Any] = {
         "options": [
             ["grpc.max_send_message_length", -1],
             ["grpc.max_receive_message_length", -1],
-            # A connection over which nothing comes any more is closed within 45 s, at either end: a question after 15 s,
-            # and 30 for its answer, in which a line of 300 kbit/s carries the window before it. gRPC's default is 60.
+            # Either end closes a connection over which nothing comes within 45 s: a question after 15, and 30 for its
+            # answer, in which a line of 300 kbit/s carries the window before it. Without these gRPC waits for 60.
             ["grpc.keepalive_time_ms", 15_000],
             ["grpc.http2.ping_timeout_ms", 30_000],
             ["grpc.http2.max_pings_without_data", 0],
