@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,17 @@ from confed.algorithms.fedavg import FedAvg
 from confed.engines.local import InProcess
 from confed.engines.remote import pieces, server
 from confed.engines.remote.client import Site
-from confed.engines.remote.pieces import Piece, digest_of, is_piece
+from confed.engines.remote.pieces import Piece, is_piece
 from confed.engines.remote.protocol import Answer
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Connection
 from confed.testing.toy import toy_setup
 from memory_transport import CLIENTS, PATIENT, Letters, fit, rounds, same
+
+
+def _digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
 
 SMALL = 300  # bytes of a piece in these tests: a model of these has about 1200, an introduction fewer
 
@@ -146,12 +152,16 @@ class LosesOneReply(BadLine):
         return reply
 
 
-def test_a_body_that_came_whole_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarts", [False, True], ids=["connections", "sites"])
+def test_a_body_that_came_whole_does_not_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
     monkeypatch.setattr(pieces, "AT_ONCE", 60.0)
     setup = toy_setup(FedAvg(), rounds=2)
     undisturbed = BadLine(setup, tmp_path / "undisturbed")
     rounds(setup, led(undisturbed, tmp_path / "undisturbed-pieces"))
     letters = LosesOneReply(setup, tmp_path / "bad")
+    letters.restarts = restarts
     records = rounds(setup, led(letters, tmp_path / "pieces"))
     assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
     assert letters.lost == 1
@@ -200,8 +210,8 @@ def error_of(reply: tuple[bytes, bytes]) -> str:
 
 def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None:
     door, content = site(tmp_path), b"x" * 100
-    of = digest_of(b"something else")
-    put = Piece("put", of, 100, 0, digest_of(content))
+    of = _digest_of(b"something else")
+    put = Piece("put", of, 100, 0, _digest_of(content))
     assert Piece.from_bytes(door.handle(put.to_bytes(), content)[0], pieces.Limits()).at == 100
     assert "a body of 100 bytes is not what" in error_of(door.handle(Piece("call", of, 100, head="{}").to_bytes(), b""))
     assert not list((tmp_path / "client-0" / "request").iterdir())
@@ -213,7 +223,7 @@ def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None
         (Piece("put", "0" * 64, 10**12), b"", "a body has at most"),
         (Piece("put", "../../../x", 10), b"", "a piece is a part of a body"),
         (Piece("put", "0" * 64, 10, 11), b"", "a piece is a part of a body"),
-        (Piece("put", "0" * 64, 2, 0, digest_of(b"abc")), b"abc", "a body of 2 bytes was announced"),
+        (Piece("put", "0" * 64, 2, 0, _digest_of(b"abc")), b"abc", "a body of 2 bytes was announced"),
         (Piece("get", "0" * 64, 10, most=10), b"", "not here any more"),
     ],
 )

@@ -25,6 +25,7 @@ from confed.federation.file_names import file_name
 
 SMALLEST, LARGEST = 2**18, 2**26  # bytes of a piece
 WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
+WHOLE = "whole"  # file of a request's body that did not come in pieces
 
 AT_ONCE, SHARE = 1.0, 0.1
 """What travels at once, and is lost with a connection: what the line carries in so many seconds, or, where it has held
@@ -59,10 +60,6 @@ class Piece:
         return piece
 
 
-def digest_of(content: bytes) -> str:
-    return sha256(content).hexdigest()
-
-
 def is_piece(head: bytes) -> bool:
     """Whether a head is one of :class:`Piece`."""
     return head.startswith(b'{"piece": ')
@@ -77,6 +74,8 @@ class ArrivingBody:
         with path.open("rb") as file:
             self._digest = file_digest(file, "sha256")
         self.held = path.stat().st_size
+        if self.held >= self.size and self._digest.hexdigest() != self.of:  # another body, which came whole
+            self.held, self._digest = 0, sha256()
 
     def add(self, piece: Piece, content: bytes) -> None:
         """Adds a piece; one that comes out of turn, because an answer was lost, is left out."""
@@ -94,13 +93,12 @@ class ArrivingBody:
             file.truncate()
         self.held, self._digest = self.held + len(content), digest
 
-    def whole(self, last: bytes = b"") -> bytes:
-        """The body that has come, with its last piece; one that is not what its digest says comes again."""
-        self._digest.update(last)
+    def whole(self) -> bytes:
+        """The body that has come; one that is not what its digest says is removed, and comes again."""
         if self._digest.hexdigest() != self.of:
             self.path.unlink()
             raise Refused(f"a body of {self.size} bytes is not what its digest says")
-        return patiently(self.path.read_bytes) + last
+        return patiently(self.path.read_bytes)
 
 
 class LeavingBody:
@@ -139,14 +137,13 @@ def _only(folder: Path, name: str) -> Path:
 
 
 class SitePieces:
-    """A site's end: the body of the request in hand, in a file where it came in pieces, and of its last reply."""
+    """A site's end: the body of the request in hand, in a file, and of its last reply."""
 
     def __init__(self, folder: Path, limits: Limits, answer: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
         self._folder, self._limits, self._answer = folder, limits, answer
         self._request: ArrivingBody | None = None
-        self.came_whole = b""  # body of the last request where it came at once: it may be asked for again
         self._reply: LeavingBody | None = None
-        self._room = 0  # bytes of the reply in hand that come at once, whatever its request says
+        self._call: Piece | None = None  # with which the request in hand came, where it came in pieces
 
     def take(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Head and body of the answer to a piece, or of the reply to the request that is complete with it."""
@@ -156,30 +153,31 @@ class SitePieces:
                 raise Refused("the reply of which a piece is asked for is not here any more")
             part, content = self._reply.piece("part", piece.at, min(piece.most, LARGEST))
             return part.to_bytes(), content
-        if piece.piece == "call" and piece.size == len(self.came_whole) and piece.of == digest_of(self.came_whole):
-            return self._answer_call(piece, self.came_whole)
-        self.came_whole = b""
         if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
+            if (whole := self._folder / WHOLE).is_file():
+                whole.replace(self._folder / piece.of)
             self._request = ArrivingBody(_only(self._folder, piece.of), piece)
         request = self._request
-        if piece.head and request.held + len(body) == piece.size:
-            self._request = None
-            return self._answer_call(piece, request.whole(body))
         if piece.piece == "put":
             request.add(piece, body)
-        return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
-
-    def _answer_call(self, call: Piece, body: bytes) -> tuple[bytes, bytes]:
-        """The reply to a request that came with a piece; by then the server may know that its line carries more."""
-        self._room = call.most
+        if not piece.head or request.held < piece.size:
+            return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
+        self._request, self._call = None, piece
         try:
-            return self._answer(call.head.encode(), body)
+            return self._answer(piece.head.encode(), request.whole())
         finally:
-            self._room = 0
+            self._call = None
+
+    def keep(self, body: bytes) -> None:
+        """Keeps a request's body that came whole: where its reply is lost, with this process, too, it is asked for."""
+        if self._call is None and len(body) > SMALLEST:
+            patiently(lambda: _only(self._folder, WHOLE).write_bytes(body))
 
     def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
         """A reply as it leaves: one with a larger body than that without it, and the server fetches it; 0: no bound."""
-        if not 0 < most < len(body) or len(body) <= self._room:
+        if self._call is not None:
+            most = max(most, self._call.most)  # by then the server may know that its line carries more
+        if not 0 < most < len(body):
             return head, body
         self._reply = LeavingBody(body)
         return Piece("part", self._reply.of, len(body), head=head.decode()).to_bytes(), b""
