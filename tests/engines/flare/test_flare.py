@@ -455,6 +455,7 @@ class Admin:
         self.bulletin, self.script = bulletin, script
         self.jobs: list[str] = []
         self.aborted: list[str] = []
+        self.asked = 0
 
     def get_connected_client_list(self) -> list[Any]:
         return [SimpleNamespace(name=name) for name in SITES]
@@ -466,18 +467,21 @@ class Admin:
 
     def get_job_status(self, job: str) -> str:
         does = self.script[min(int(job[4:]), len(self.script) - 1)]
-        if does in ("done", "unheard"):
+        self.asked += 1
+        if does in ("done", "unheard") or (does == "silent" and self.asked > 5):
             self.bulletin(RunProgress(3, 3, "done", "done"))
             self.bulletin.ended()
-            return "FINISHED:COMPLETED" if does == "done" else "RUNNING"
+            return "RUNNING" if does == "unheard" else "FINISHED:COMPLETED"
         if does == "faulty":
             self.bulletin.failed(ValueError("no such data"))
         if does == "round":
             self.bulletin(RunProgress(int(job[4:]) + 1, 9, "training", "loss 1"))
-        return "RUNNING" if does == "stray" else "FINISHED:EXECUTION_EXCEPTION"
+        return "RUNNING" if does in ("stray", "silent") else "FINISHED:EXECUTION_EXCEPTION"
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
-        return [{"client_name": "warm", "job_id": self.jobs[-1]}, {"client_name": "cold", "job_id": "?"}]
+        status = "no_reply" if "silent" in self.script else "no_jobs"
+        cold = {"client_name": "cold", "job_id": "?", "status": status}
+        return [{"client_name": "warm", "job_id": self.jobs[-1], "status": "running"}, cold]
 
     def abort_job(self, job: str) -> None:
         self.aborted.append(job)
@@ -522,6 +526,13 @@ def test_a_job_that_a_site_does_not_have_is_handed_in_for_it(serving: Scripted) 
     serve.until_done()
     assert admin.aborted == ["job-0"]
     assert "site cold is there and does not run the job; going on from the last checkpoint" in said
+
+
+def test_a_site_that_does_not_answer_may_run_the_job(serving: Scripted) -> None:
+    admin, serve, _ = serving("silent")
+    serve.until_done()
+    assert admin.asked > 5
+    assert admin.jobs == ["job-0"]
 
 
 def test_a_run_is_over_where_flare_does_not_hear_of_it(serving: Scripted) -> None:

@@ -135,7 +135,7 @@ LOOK = 1.0  # seconds between questions to FLARE's server
 STRAY = 15.0  # seconds that a connected site may be without the job before it is handed in again for it
 FRUITLESS = 5  # jobs in a row that may end without a new round before the server gives up
 SILENT = 120.0  # seconds after which a server of FLARE's that does not answer is one that cannot
-_RUNNING, _OVER = "RUNNING", "FINISHED:"
+_RUNNING, _OVER, _NO_ANSWER = "RUNNING", "FINISHED:", ("no_reply", "error")
 SCHEDULER_SETTINGS = {"min_schedule_interval": LOOK, "max_schedule_interval": LOOK, "max_schedule_count": 10**9}
 """FLARE starts a job when all its sites answer at one moment: on a bad line it tries again at once, and for ever.
 
@@ -301,7 +301,7 @@ class JobSupervisor:
         if job.since is None or time.monotonic() - job.since < STRAY:
             return None
         running: list[dict[str, Any]] = self._ask(lambda admin: admin.get_client_job_status() or [], [])
-        names = {str(entry.get("client_name")) for entry in running}
+        names = {str(entry.get("client_name")) for entry in running if entry.get("status") not in _NO_ANSWER}
         busy = {str(entry.get("client_name")) for entry in running if entry.get("job_id") == job.id}
         now = time.monotonic()
         idle = dict.fromkeys(names & self._clients.keys() - busy, now)
