@@ -6,11 +6,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -48,6 +50,7 @@ from confed.engines.flare import transport as flare
 from confed.engines.flare.loopback import callees_in, transport_in
 from confed.engines.flare.transport import (
     EXECUTOR,
+    LINE_SETTINGS,
     MEMBER,
     MEMBER_OF_0_1,
     SITE_CLASSES,
@@ -62,6 +65,7 @@ from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import load_recipe
 from confed.system.events import Event, Note, RunProgress, SiteStates, SiteStatus
 from confed.testing.toy import toy_setup
+from repository import ROOT
 
 SITES = ("warm", "cold")
 
@@ -451,6 +455,7 @@ class Admin:
         self.bulletin, self.script = bulletin, script
         self.jobs: list[str] = []
         self.aborted: list[str] = []
+        self.asked = 0
 
     def get_connected_client_list(self) -> list[Any]:
         return [SimpleNamespace(name=name) for name in SITES]
@@ -462,18 +467,21 @@ class Admin:
 
     def get_job_status(self, job: str) -> str:
         does = self.script[min(int(job[4:]), len(self.script) - 1)]
-        if does in ("done", "unheard"):
+        self.asked += 1
+        if does in ("done", "unheard") or (does == "silent" and self.asked > 5):
             self.bulletin(RunProgress(3, 3, "done", "done"))
             self.bulletin.ended()
-            return "FINISHED:COMPLETED" if does == "done" else "RUNNING"
+            return "RUNNING" if does == "unheard" else "FINISHED:COMPLETED"
         if does == "faulty":
             self.bulletin.failed(ValueError("no such data"))
         if does == "round":
             self.bulletin(RunProgress(int(job[4:]) + 1, 9, "training", "loss 1"))
-        return "RUNNING" if does == "stray" else "FINISHED:EXECUTION_EXCEPTION"
+        return "RUNNING" if does in ("stray", "silent") else "FINISHED:EXECUTION_EXCEPTION"
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
-        return [{"client_name": "warm", "job_id": self.jobs[-1]}, {"client_name": "cold", "job_id": "?"}]
+        status = "no_reply" if "silent" in self.script else "no_jobs"
+        cold = {"client_name": "cold", "job_id": "?", "status": status}
+        return [{"client_name": "warm", "job_id": self.jobs[-1], "status": "running"}, cold]
 
     def abort_job(self, job: str) -> None:
         self.aborted.append(job)
@@ -518,6 +526,13 @@ def test_a_job_that_a_site_does_not_have_is_handed_in_for_it(serving: Scripted) 
     serve.until_done()
     assert admin.aborted == ["job-0"]
     assert "site cold is there and does not run the job; going on from the last checkpoint" in said
+
+
+def test_a_site_that_does_not_answer_may_run_the_job(serving: Scripted) -> None:
+    admin, serve, _ = serving("silent")
+    serve.until_done()
+    assert admin.asked > 5
+    assert admin.jobs == ["job-0"]
 
 
 def test_a_run_is_over_where_flare_does_not_hear_of_it(serving: Scripted) -> None:
@@ -603,3 +618,44 @@ def test_a_job_is_tried_again_soon_and_never_given_up(tmp_path: Path) -> None:
     job_scheduler = DefaultJobScheduler(**scheduler["args"])
     assert job_scheduler.max_schedule_interval <= 2.0
     assert job_scheduler.max_schedule_count > 100_000
+    assert resources["servers"][0]["admin_timeout"] < 5.0  # seconds that a session waits for an answer
+
+
+class AnswersWithNothing(grpc.GenericRpcHandler):
+    """The server's end of a stream over which nothing goes; it notes when that is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def service(self, handler_call_details: Any) -> Any:
+        def answer(_: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.add_callback(self.closed.set)
+            yield b"welcome"
+            self.closed.wait(60)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def test_a_connection_that_hangs_is_closed_at_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 45 s; here all times are a thirtieth of those in the kits."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    soak = importlib.import_module("soak")
+    given = LINE_SETTINGS["grpc"]["options"]
+    options = [(name, value // 30 if name.endswith("_ms") else value) for name, value in given]
+    handler, stop = AnswersWithNothing(), threading.Event()
+    with futures.ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [handler], options=options)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        line = soak.BadLine(port, soak.Weather(life=1.0, hangs=1.0), seed=1)  # it hangs after two seconds
+        with grpc.insecure_channel(f"127.0.0.1:{line.entrance}", options) as channel:
+            stream = channel.stream_stream("/confed/nothing")(iter(stop.wait, True), timeout=20)
+            assert next(stream) == b"welcome"
+            with pytest.raises(grpc.RpcError) as lost:
+                next(stream)
+            assert lost.value.code() is grpc.StatusCode.UNAVAILABLE  # and not that its time is over
+            assert line.ended == 1
+            assert handler.closed.wait(3)
+            stop.set()
+        server.stop(None).wait()
+        line.close()

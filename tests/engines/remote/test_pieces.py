@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,17 @@ from confed.algorithms.fedavg import FedAvg
 from confed.engines.local import InProcess
 from confed.engines.remote import pieces, server
 from confed.engines.remote.client import Site
-from confed.engines.remote.pieces import Piece, digest_of, is_piece
+from confed.engines.remote.pieces import Piece, is_piece
 from confed.engines.remote.protocol import Answer
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Connection
 from confed.testing.toy import toy_setup
 from memory_transport import CLIENTS, PATIENT, Letters, fit, rounds, same
+
+
+def _digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
 
 SMALL = 300  # bytes of a piece in these tests: a model of these has about 1200, an introduction fewer
 
@@ -80,6 +86,34 @@ def test_pieces_have_the_bits_of_whole_messages(tmp_path: Path) -> None:
     assert max(len(body) for _, body in letters.answered.values() if is_piece(_)) == SMALL
 
 
+def test_the_last_piece_of_a_request_calls(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+    letters = BadLine(setup, tmp_path)
+    rounds(setup, led(letters, tmp_path / "pieces"))
+    heads = [json.loads(head) for to, _, head, _ in letters.sent if to == 0 and is_piece(head)]
+    requests = [head for head in heads if head["piece"] != "get"]
+    assert [head["piece"] for head in requests] == ["call", *["put"] * (len(requests) - 1)]
+    assert [bool(head["head"]) for head in requests] == [True, *[False] * (len(requests) - 2), True]
+
+
+def test_a_site_of_before_is_called_after_the_last_piece(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+    letters = BadLine(setup, tmp_path)
+    remote = led(letters, tmp_path / "pieces")
+    handle = letters.sites[0].handle
+
+    def before(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """A site that reads the head of a call only."""
+        if is_piece(head) and json.loads(head)["piece"] == "put":
+            head = json.dumps(json.loads(head) | {"head": ""}).encode()
+        return handle(head, body)
+
+    letters.sites[0].handle = before  # type: ignore[method-assign]
+    records = rounds(setup, remote)
+    assert not records[-1].errors
+    assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
+
+
 @pytest.mark.parametrize("restarts", [False, True], ids=["connections", "sites"])
 def test_what_was_lost_goes_on_at_the_byte(tmp_path: Path, restarts: bool) -> None:
     setup = toy_setup(FedAvg(), rounds=4)
@@ -118,12 +152,16 @@ class LosesOneReply(BadLine):
         return reply
 
 
-def test_a_body_that_came_whole_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarts", [False, True], ids=["connections", "sites"])
+def test_a_body_that_came_whole_does_not_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
     monkeypatch.setattr(pieces, "AT_ONCE", 60.0)
     setup = toy_setup(FedAvg(), rounds=2)
     undisturbed = BadLine(setup, tmp_path / "undisturbed")
     rounds(setup, led(undisturbed, tmp_path / "undisturbed-pieces"))
     letters = LosesOneReply(setup, tmp_path / "bad")
+    letters.restarts = restarts
     records = rounds(setup, led(letters, tmp_path / "pieces"))
     assert same(records[-1].servers, rounds(setup, InProcess(setup))[-1].servers)
     assert letters.lost == 1
@@ -172,8 +210,8 @@ def error_of(reply: tuple[bytes, bytes]) -> str:
 
 def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None:
     door, content = site(tmp_path), b"x" * 100
-    of = digest_of(b"something else")
-    put = Piece("put", of, 100, 0, digest_of(content))
+    of = _digest_of(b"something else")
+    put = Piece("put", of, 100, 0, _digest_of(content))
     assert Piece.from_bytes(door.handle(put.to_bytes(), content)[0], pieces.Limits()).at == 100
     assert "a body of 100 bytes is not what" in error_of(door.handle(Piece("call", of, 100, head="{}").to_bytes(), b""))
     assert not list((tmp_path / "client-0" / "request").iterdir())
@@ -185,7 +223,7 @@ def test_a_body_that_its_digest_does_not_name_is_dropped(tmp_path: Path) -> None
         (Piece("put", "0" * 64, 10**12), b"", "a body has at most"),
         (Piece("put", "../../../x", 10), b"", "a piece is a part of a body"),
         (Piece("put", "0" * 64, 10, 11), b"", "a piece is a part of a body"),
-        (Piece("put", "0" * 64, 2, 0, digest_of(b"abc")), b"abc", "a body of 2 bytes was announced"),
+        (Piece("put", "0" * 64, 2, 0, _digest_of(b"abc")), b"abc", "a body of 2 bytes was announced"),
         (Piece("get", "0" * 64, 10, most=10), b"", "not here any more"),
     ],
 )

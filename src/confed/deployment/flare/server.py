@@ -135,7 +135,7 @@ LOOK = 1.0  # seconds between questions to FLARE's server
 STRAY = 15.0  # seconds that a connected site may be without the job before it is handed in again for it
 FRUITLESS = 5  # jobs in a row that may end without a new round before the server gives up
 SILENT = 120.0  # seconds after which a server of FLARE's that does not answer is one that cannot
-_RUNNING, _OVER = "RUNNING", "FINISHED:"
+_RUNNING, _OVER, _NO_ANSWER = "RUNNING", "FINISHED:", ("no_reply", "error")
 SCHEDULER_SETTINGS = {"min_schedule_interval": LOOK, "max_schedule_interval": LOOK, "max_schedule_count": 10**9}
 """FLARE starts a job when all its sites answer at one moment: on a bad line it tries again at once, and for ever.
 
@@ -188,8 +188,8 @@ def _own_storage(kit: Path, run: Path) -> None:
             component["args"]["uri_root"] = str(storage / "jobs")
         if component["id"] == "job_scheduler":
             component["args"] |= SCHEDULER_SETTINGS
-    # a site that is gone is no site to hand a job to.
-    resources["servers"][0]["heart_beat_timeout"] = 60
+    # a site that is gone is no site to hand a job to, and one whose line hangs keeps no answer about others back
+    resources["servers"][0] |= {"heart_beat_timeout": 60, "admin_timeout": 3.0}  # less than a session's 5 s
     write_atomically(path, json.dumps(resources, indent=1).encode())
 
 
@@ -301,7 +301,7 @@ class JobSupervisor:
         if job.since is None or time.monotonic() - job.since < STRAY:
             return None
         running: list[dict[str, Any]] = self._ask(lambda admin: admin.get_client_job_status() or [], [])
-        names = {str(entry.get("client_name")) for entry in running}
+        names = {str(entry.get("client_name")) for entry in running if entry.get("status") not in _NO_ANSWER}
         busy = {str(entry.get("client_name")) for entry in running if entry.get("job_id") == job.id}
         now = time.monotonic()
         idle = dict.fromkeys(names & self._clients.keys() - busy, now)

@@ -521,7 +521,7 @@ class Site:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
         if request.action not in self.actions:
             raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
-        self._pieces.came_whole = body
+        self._pieces.keep(body)
         # A server that was killed in the round counts on its checkpoint, which is the same state of this client's.
         base = request.base if request.session else max(self._newest(request.base), 0)
         request = replace(request, base=base)

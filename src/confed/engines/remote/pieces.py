@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ from confed.federation.file_names import file_name
 
 SMALLEST, LARGEST = 2**18, 2**26  # bytes of a piece
 WAIT = 60.0  # seconds for a piece, after which its connection counts as lost
+WHOLE = "whole"  # file of a request's body that did not come in pieces
 
 AT_ONCE, SHARE = 1.0, 0.1
 """What travels at once, and is lost with a connection: what the line carries in so many seconds, or, where it has held
@@ -40,8 +41,10 @@ class Piece:
     size: int  # bytes of the body
     at: int = 0  # where the piece begins; of "have" the bytes that are there
     digest: str = ""  # of the body up to the end of the piece
-    most: int = 0  # of "get": the bytes that may come; of "call": those of a reply that comes at once
-    head: str = ""  # head of the message whose body it is: of "call", and of the first "part"
+    most: int = 0  # of "get": the bytes that may come; of a call: those of a reply that comes at once
+    head: str = (
+        ""  # head of the message whose body it is: of "call", of the last "put", which calls, too, and of "part"
+    )
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -57,10 +60,6 @@ class Piece:
         return piece
 
 
-def digest_of(content: bytes) -> str:
-    return sha256(content).hexdigest()
-
-
 def is_piece(head: bytes) -> bool:
     """Whether a head is one of :class:`Piece`."""
     return head.startswith(b'{"piece": ')
@@ -71,11 +70,12 @@ class ArrivingBody:
 
     def __init__(self, path: Path, piece: Piece) -> None:
         self.path, self.of, self.size = path, piece.of, piece.size
-        self.held, self._digest = 0, sha256()
-        if path.is_file():
-            with path.open("rb") as file:
-                self._digest = file_digest(file, "sha256")
-            self.held = path.stat().st_size
+        path.touch()
+        with path.open("rb") as file:
+            self._digest = file_digest(file, "sha256")
+        self.held = path.stat().st_size
+        if self.held >= self.size and self._digest.hexdigest() != self.of:  # another body, which came whole
+            self.held, self._digest = 0, sha256()
 
     def add(self, piece: Piece, content: bytes) -> None:
         """Adds a piece; one that comes out of turn, because an answer was lost, is left out."""
@@ -87,7 +87,7 @@ class ArrivingBody:
         digest.update(content)
         if digest.hexdigest() != piece.digest:
             raise Refused(f"the piece from byte {piece.at} of {self.size} is not what its digest says")
-        with patiently(lambda: self.path.open("r+b" if self.held else "wb")) as file:
+        with patiently(lambda: self.path.open("r+b")) as file:
             file.seek(self.held)
             file.write(content)
             file.truncate()
@@ -137,14 +137,13 @@ def _only(folder: Path, name: str) -> Path:
 
 
 class SitePieces:
-    """A site's end: the body of the request in hand, in a file where it came in pieces, and of its last reply."""
+    """A site's end: the body of the request in hand, in a file, and of its last reply."""
 
     def __init__(self, folder: Path, limits: Limits, answer: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
         self._folder, self._limits, self._answer = folder, limits, answer
         self._request: ArrivingBody | None = None
-        self.came_whole = b""  # body of the last request where it came at once: it may be asked for again
         self._reply: LeavingBody | None = None
-        self._room = 0  # bytes of the reply in hand that come at once, whatever its request says
+        self._call: Piece | None = None  # with which the request in hand came, where it came in pieces
 
     def take(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Head and body of the answer to a piece, or of the reply to the request that is complete with it."""
@@ -154,32 +153,31 @@ class SitePieces:
                 raise Refused("the reply of which a piece is asked for is not here any more")
             part, content = self._reply.piece("part", piece.at, min(piece.most, LARGEST))
             return part.to_bytes(), content
-        if piece.piece == "call" and piece.size == len(self.came_whole) and piece.of == digest_of(self.came_whole):
-            return self._answer_call(piece, self.came_whole)
-        self.came_whole = b""
         if self._request is None or self._request.of != piece.of or not self._request.path.is_file():
+            if (whole := self._folder / WHOLE).is_file():
+                whole.replace(self._folder / piece.of)
             self._request = ArrivingBody(_only(self._folder, piece.of), piece)
         request = self._request
         if piece.piece == "put":
             request.add(piece, body)
-        if piece.piece == "call" and request.held == piece.size:
-            self._request = None
-            answer = self._answer_call(piece, request.whole())
-            self.came_whole = b""  # it came in pieces, and is in its file
-            return answer
-        return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
-
-    def _answer_call(self, call: Piece, body: bytes) -> tuple[bytes, bytes]:
-        """The reply to a request that came with a piece; by then the server may know that its line carries more."""
-        self._room = call.most
+        if not piece.head or request.held < piece.size:
+            return Piece("have", piece.of, piece.size, request.held).to_bytes(), b""
+        self._request, self._call = None, piece
         try:
-            return self._answer(call.head.encode(), body)
+            return self._answer(piece.head.encode(), request.whole())
         finally:
-            self._room = 0
+            self._call = None
+
+    def keep(self, body: bytes) -> None:
+        """Keeps a request's body that came whole: where its reply is lost, with this process, too, it is asked for."""
+        if self._call is None and len(body) > SMALLEST:
+            patiently(lambda: _only(self._folder, WHOLE).write_bytes(body))
 
     def cut(self, head: bytes, body: bytes, most: int) -> tuple[bytes, bytes]:
         """A reply as it leaves: one with a larger body than that without it, and the server fetches it; 0: no bound."""
-        if not 0 < most < len(body) or len(body) <= self._room:
+        if self._call is not None:
+            most = max(most, self._call.most)  # by then the server may know that its line carries more
+        if not 0 < most < len(body):
             return head, body
         self._reply = LeavingBody(body)
         return Piece("part", self._reply.of, len(body), head=head.decode()).to_bytes(), b""
@@ -226,7 +224,7 @@ class PieceTransport:
         transfer = _Transfer(to, kind, lasts, head)
         if kind != HELLO and len(body) > self.at_once(to):  # a greeting takes no other body's place at the site
             transfer.body = self._leaving(body)
-            sent = self._call(transfer, transfer.body)
+            sent = self._call(transfer, Piece("call", transfer.body.of, transfer.body.size))
         else:
             sent = self._send(transfer, head, body, lasts)
         if not sent:
@@ -293,9 +291,9 @@ class PieceTransport:
             leaving.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return leaving
 
-    def _call(self, transfer: _Transfer, body: LeavingBody) -> bool:
-        call = Piece("call", body.of, body.size, most=self.at_once(transfer.to), head=transfer.head.decode())
-        return self._send(transfer, call.to_bytes(), b"", transfer.lasts)
+    def _call(self, transfer: _Transfer, piece: Piece, content: bytes = b"") -> bool:
+        call = replace(piece, most=self.at_once(transfer.to), head=transfer.head.decode())
+        return self._send(transfer, call.to_bytes(), content, transfer.lasts)
 
     def _send(self, transfer: _Transfer, head: bytes, body: bytes, lasts: float) -> bool:
         transfer.began = time.monotonic()
@@ -327,9 +325,10 @@ class PieceTransport:
         if transfer.had is not None and held > transfer.had:
             self._pace(transfer, held - transfer.had)
         transfer.had = transfer.moved = held
-        if held == body.size:
-            return self._call(transfer, body)
-        put, content = body.piece("put", held, self._piece_size(transfer, body.size - held))
+        kind = "put" if held < body.size else "call"
+        put, content = body.piece(kind, held, self._piece_size(transfer, body.size - held))
+        if held + len(content) == body.size:
+            return self._call(transfer, put, content)
         return self._send(transfer, put.to_bytes(), content, WAIT)
 
     def _fetch_next(self, transfer: _Transfer, reply: ArrivingBody) -> tuple[bytes, bytes] | str | None:
