@@ -25,7 +25,7 @@ from confed.federation.batches import to_device
 from confed.federation.evaluate import Tallies, Tally
 from confed.federation.local import moments_of
 from confed.federation.messages import Message
-from confed.federation.params import Scope, combined
+from confed.federation.params import Scope
 from confed.federation.protocols import Batch, LossPerExample, Output, RandomAccess, Task
 from confed.federation.stacked_passes import JointBatch, StackedPasses
 from confed.federation.train import (
@@ -309,10 +309,11 @@ def _joint_batches(
             if at_once == 1:
                 yield number + 1, group, rates[group[0]] if rates else 1.0, JointBatch.of(each)
                 continue
-            whole = combined(torch.stack, each)
-            for step in range(at_once):
-                rows, place = slice(step * size, (step + 1) * size), number + step
-                batch = {name: tensor[:, rows].flatten(0, 1) for name, tensor in whole.items()}
+            steps = dict[str, Iterator[tuple[Tensor, ...]]]()
+            for name in each[0]:
+                steps[name] = zip(*(block[name].split(size) for block in each), strict=True)
+            for place in range(number, number + at_once):
+                batch = {name: torch.cat(next(rows)) for name, rows in steps.items()}
                 factor = factors[group[0]](place, place) if factors else 1.0
                 yield place + 1, group, factor, JointBatch(batch, len(group))
         number += at_once
