@@ -22,6 +22,7 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own
 
@@ -118,8 +119,7 @@ def test_nobody_there_is_told_apart_from_no_such_name(folder: Path) -> None:
     assert "nothing listens on port" in closed.advice
     unknown = one(check_server("no-such-host.invalid:1", own / "key", own / "ca.crt"), "reachable")
     assert "no machine is known as 'no-such-host.invalid'" in unknown.advice
-    with pytest.raises(ValueError, match="must be HOST:PORT, got 'server'"):
-        check_server("server", own / "key", own / "ca.crt")
+    refuses("must be HOST:PORT, got 'server'", check_server, "server", own / "key", own / "ca.crt")
 
 
 def test_keys_clocks_and_versions_are_looked_at(

@@ -26,6 +26,7 @@ from confed.results.summary import Summary
 from confed.system.events import Caution, Event, RunProgress
 from hostile_reply import COLD
 from led_recipe import SITES_OF, grid_of, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 
 WARM, BOTH = SITES_OF.index("warm"), SITES_OF.index("both")
@@ -277,8 +278,7 @@ def test_a_restart_does_not_wait_for_who_is_missing(tmp_path: Path) -> None:
 
 def test_nothing_is_delivered_without_a_finished_run(tmp_path: Path) -> None:
     led = Federated(tmp_path)
-    with pytest.raises(ValueError, match="must hold a finished run for --deliver"):
-        led.run(deliver=True)
+    refuses("must hold a finished run for --deliver", led.run, deliver=True)
     assert not led.state.exists()
 
 

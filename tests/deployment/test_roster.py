@@ -36,6 +36,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.system.events import Event, Note, RunProgress, SiteStates
 from led_recipe import SITES_OF, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 
 # Flower's and FastAPI's own.
@@ -275,8 +276,7 @@ def test_two_authorities_are_trusted_while_one_follows_the_other(kit: Path, tmp_
     assert both.count(b"BEGIN CERTIFICATE") == 2
     revoke_site(server, "cold", tmp_path / "next" / "ca.key")  # signed by the next one
     signed = verified(site, both)
-    with pytest.raises(ValueError, match="not signed by the authority"):
-        verified(site, old)
+    refuses("not signed by the authority", verified, site, old)
     accept(tmp_path, both, signed)
     renew_server(server, tmp_path / "next", "localhost", 10)
     context = ssl.create_default_context(cafile=str(site / "ca.crt"))
@@ -285,8 +285,7 @@ def test_two_authorities_are_trusted_while_one_follows_the_other(kit: Path, tmp_
     from confed.deployment.manifest import Manifest
 
     older.pop("format")
-    with pytest.raises(ValueError, match="it is an older one"):
-        check_serial(tmp_path, both, Manifest(**older))
+    refuses("it is an older one", check_serial, tmp_path, both, Manifest(**older))
 
 
 def test_keys_may_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +298,7 @@ def test_keys_may_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert public.startswith("ecdsa-sha2-nistp384")
     read_key(tmp_path / "key")
     monkeypatch.setenv("CONFED_PASSPHRASE", "wrong")
-    with pytest.raises(ValueError, match="is no private key"):
-        read_key(tmp_path / "key")
+    refuses("is no private key", read_key, tmp_path / "key")
     monkeypatch.delenv("CONFED_PASSPHRASE")
     with pytest.raises(ValueError, match="is encrypted: give its passphrase in CONFED_PASSPHRASE"):
         issue_server(tmp_path / "f" / "server", tmp_path / "ca", "localhost", 10)

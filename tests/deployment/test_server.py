@@ -28,6 +28,7 @@ from confed.system import folder_lock
 from confed.system.events import Event, RunProgress
 from hostile_reply import COLD, Tamper, harmful, lead, lines_of, with_scalars
 from led_recipe import SITES_OF, grid_of, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 from toy_federation import write_squares
 
@@ -88,10 +89,8 @@ def test_asynchronous_rounds_end_with_an_evaluation_everywhere(tmp_path: Path) -
 
 def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
     post = FlowerTransport(LoopbackGrid({}))
-    with pytest.raises(ValueError, match="needs all data in one place"):
-        run_server(recipe_of("central"), tmp_path / "a", post)
-    with pytest.raises(ValueError, match="no client 'nobody'"):
-        run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
+    refuses("needs all data in one place", run_server, recipe_of("central"), tmp_path / "a", post)
+    refuses("no client 'nobody'", run_server, recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
     with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
         run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
