@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.algorithms.fedavg import FedAvg
 from confed.deployment.audit import REMOVED, audit, erase, retain
 from confed.deployment.server import run_server
@@ -96,7 +96,7 @@ def test_a_journal_that_was_changed_is_named(folders: Path, damage: Callable[[Pa
     assert [(line.site, line.journal) for line in wrong] == [("client-1", "privacy")]
     assert wrong[0].verdict == "removed, cut or put back from an old copy"
     assert sorted((path, path.read_bytes()) for path in folders.rglob("*") if path.is_file()) == before
-    assert exit_code(["federation", "audit", str(folders / "server"), str(folders / "client-1")]) == 1
+    assert confed("federation", "audit", str(folders / "server"), str(folders / "client-1")) == 1
 
 
 def test_signatures_of_another_key_and_changed_ones_are_named(folders: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_is_older_than_retention_goes_and_is_in_the_books(
     for path, days in ((old, 91), (site / "state" / "newer", 89), (site / "run-2", 91), (site / "run", 400)):
         aged(path, days)
     chains = {path.name: path.read_bytes() for path in site.glob("*.json*")}
-    assert exit_code(["federation", "retain", str(site), "--days", "90"]) == 0
+    assert confed("federation", "retain", str(site), "--days", "90") == 0
     assert not old.exists()
     assert not (site / "run-2").exists()
     assert (site / "state" / "newer").is_dir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.authority import make_key
 from confed.deployment.policy import check_consents, check_policy, give_consent
@@ -76,7 +76,7 @@ def test_another_policy_than_agreed_to_is_refused_on_joining(
     monkeypatch.chdir(site)
     check_policy(read_card(site / "card.json"), "north", "policy.toml")
     (site / "policy.toml").write_text("rounds = 200\n")
-    assert exit_code(["client", "recipe.toml", "--site", "north", "--ca", "ca.crt", "--card", "card.json"])
+    assert confed("client", "recipe.toml", "--site", "north", "--ca", "ca.crt", "--card", "card.json")
     said = " ".join(capsys.readouterr().err.split())
     assert f"policy.toml is not what {WHO} consented to on 20" in said
     (site / "policy.toml").unlink()
@@ -88,7 +88,7 @@ def test_the_command_writes_a_consent(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(site)
     (site / "own.json").write_text(card_of_site("north").to_json())
     assert "consent" not in json.loads((site / "own.json").read_text())["clients"]["north"]
-    assert exit_code(["federation", "consent", "own.json", "north", "--by", "A. Weber"]) == 0
+    assert confed("federation", "consent", "own.json", "north", "--by", "A. Weber") == 0
     check_consents(read_card(site / "own.json"), read_sites(root / "server" / "sites.json"))
 
 

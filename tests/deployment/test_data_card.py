@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
@@ -209,7 +209,7 @@ def test_a_card_holds_no_examples(tmp_path: Path) -> None:
 def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_of(*SQUARES)
     state = led(recipe, card_at(tmp_path / "cards", recipe), tmp_path / "fed", SITES, lambda _: {})
-    assert exit_code(["export", str(state), str(tmp_path / "exported")]) == 0, capsys.readouterr().err
+    assert confed("export", str(state), str(tmp_path / "exported")) == 0, capsys.readouterr().err
     assert (tmp_path / "exported").is_dir()
 
 
@@ -311,7 +311,7 @@ def test_a_faulty_card_is_named(change: Callable[[dict[str, Any]], Any], says: s
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(arguments) == 2
+    assert confed(*arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -326,7 +326,7 @@ def test_damaged_files_and_cards_of_other_recipes_are_named(tmp_path: Path, caps
 
 def test_cards_are_written_and_united_at_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def done(*arguments: str) -> dict[str, Any]:
-        assert exit_code(["federation", "card", *arguments, "--json"]) == 0
+        assert confed("federation", "card", *arguments, "--json") == 0
         return json.loads(capsys.readouterr().out)
 
     files = [str(tmp_path / f"{name}.json") for name in SITES]

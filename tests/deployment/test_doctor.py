@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.data.examples import FederatedDataset
 from confed.deployment.demo import free_port
 from confed.deployment.doctor import Finding, check_data, check_server
@@ -173,15 +173,15 @@ def test_the_verb_prints_what_to_do(
         "doctor", "--server", f"localhost:{port}", "--recipe", str(file), "--site", "warm", "--ca", str(own / "ca.crt"),
         "--unsigned", "--key", str(own / "key"), "--private", str(tmp_path),
     ]  # fmt: skip
-    assert exit_code(given) == 0
+    assert confed(*given) == 0
     assert "this site can join" in capsys.readouterr().out
     card = tmp_path / "card.json"
     write_card(card_of_recipe(load_recipe(str(file))), card)
-    assert exit_code([*given, "--card", str(card)]) == 0
+    assert confed(*given, "--card", str(card)) == 0
     (torn := tmp_path / "torn.json").write_text(card.read_text()[:100])
-    assert exit_code([*given, "--card", str(torn)]) == 1
+    assert confed(*given, "--card", str(torn)) == 1
     assert "torn.json" in capsys.readouterr().out
     make_key(tmp_path / "key")
-    assert exit_code([*given[:-3], str(tmp_path / "key"), "--json"]) == 1
+    assert confed(*given[:-3], str(tmp_path / "key"), "--json") == 1
     told = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
     assert told["listed"]["mark"] == "bad"

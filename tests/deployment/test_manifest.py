@@ -13,7 +13,7 @@ import torch
 from cryptography import x509
 from safetensors.torch import load_file
 
-from command import exit_code
+from command_line import confed
 from confed.cli import main
 from confed.deployment.authority import make_authority
 from confed.deployment.doctor import check_signature
@@ -81,7 +81,7 @@ def refused(site: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
         "--key",
         str(site / "key"),
     ]
-    assert exit_code([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more]) == 2
+    assert confed(*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more) == 2
     assert not (site / "private").exists()
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
@@ -198,7 +198,7 @@ def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
 
 def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ["federation", "new", str(tmp_path / "fed"), "--recipe", "fedvqa_scenes", *RECIPE, "--sites"]
-    assert exit_code([*new, "warm,mars"]) == 2
+    assert confed(*new, "warm,mars") == 2
     assert "--sites: the recipe's data have no client 'mars'; there are warm, cold, both" in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
     elsewhere = ["data.name=vqa_v2", "data.root=nowhere", "~data.train", "~data.test", "--method", "fedavg"]
@@ -248,9 +248,7 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
     for name in SIGNED:  # somebody on the way hands out what the coordinator signed before
         shutil.copy(old / name, home / name)
     command = ["client", str(home / "recipe.toml"), "--site", "cold", "--server", "localhost:1", "--key"]
-    assert (
-        exit_code([*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")]) == 2
-    )
+    assert confed(*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
     given = (home / "ca.crt", home / "key", "cold", str(home / "recipe.toml"), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.cli.federation import federation_app
 from confed.deployment import monitor
 from confed.deployment.authority import make_authority, make_key
@@ -73,7 +73,7 @@ class Started(Exception):
 
 
 def by_command(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = exit_code(["federation", *words])
+    code = confed("federation", *words)
     said = " ".join(capsys.readouterr().err.split())
     return said if code else ""
 
@@ -300,6 +300,6 @@ def test_a_list_that_the_authority_did_not_sign_is_refused(root: Path) -> None:
 
 
 def test_the_help_says_who_may_do_what(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["federation", "--help"]) == 0
+    assert confed("federation", "--help") == 0
     assert " ".join(described().split()) in " ".join(capsys.readouterr().out.split())
     assert all(role in described() for role in MAY)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from command import exit_code
+from command_line import confed
 from confed.deployment.authority import issue_server, make_authority, make_key
 from confed.deployment.flower import TRANSPORT
 from confed.deployment.manifest import accept, check_serial, verified
@@ -331,7 +331,7 @@ def test_what_cannot_be_done_is_refused(
     kit: Path, act: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (kit / "server" / SITES).read_bytes()
-    assert exit_code(["federation", act[0], str(kit / "server"), *act[1:]])
+    assert confed("federation", act[0], str(kit / "server"), *act[1:])
     assert why in " ".join(capsys.readouterr().err.split())
     assert (kit / "server" / SITES).read_bytes() == before
 
@@ -345,7 +345,7 @@ def test_the_commands_do_what_they_say(kit: Path, tmp_path: Path, capsys: pytest
         ["ca", str(tmp_path / "next"), "--beside", server],
         ["renew", server, "--host", "localhost", "--authority", str(tmp_path / "next")],
     ):
-        assert exit_code(["federation", *words]) == 0, (words, capsys.readouterr().err)
+        assert confed("federation", *words) == 0, (words, capsys.readouterr().err)
     assert list(read_sites(kit / "server" / SITES)) == ["warm", "both", "natural"]
     assert (kit / "sites" / "natural" / "policy.toml").is_file()
     assert verified(kit / "sites" / "natural", (kit / "sites" / "natural" / "ca.crt").read_bytes()).serial == 3

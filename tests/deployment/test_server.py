@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from command import exit_code
+from command_line import confed
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import MEMBERS, run_server
@@ -113,7 +113,7 @@ def test_noise_at_the_server_is_no_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(arguments) == 2
+    assert confed(*arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -132,7 +132,7 @@ def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, caps
         "run.rounds=7",
         *data,
     ]
-    assert exit_code(arguments) == 0
+    assert confed(*arguments) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
     assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7
     assert set(read_sites(root / "server" / SITES)) == {"warm", "cold"}
