@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT = 300  # seconds for the tests of one mutant; one that hangs counts as killed
+TIMEOUT = 1800  # seconds for the tests of one mutant, on a busy machine too; one that hangs counts as killed
 
 
 class Mutant(NamedTuple):
@@ -62,7 +62,8 @@ def split_tests(tests: str) -> list[str]:
 def tests_pass(source: Path, tests: Sequence[str]) -> bool:
     """Whether tests pass with a copy of src; one that takes too long does not."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    options = ["-n0", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:

@@ -20,6 +20,7 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.wire import size
 from confed.losses.low_rank import compress, energy_rank, restore, truncate
 from confed.testing.toy import toy_setup
+from refusals import refuses
 from toy_runs import simulated
 
 
@@ -117,8 +118,7 @@ def _faults() -> dict[str, tuple[str, dict[str, Tensor]]]:
 @pytest.mark.parametrize("fault", list(_faults()))
 def test_malformed_factors_are_refused(fault: str) -> None:
     message, sent = _faults()[fault]
-    with pytest.raises(ValueError, match=message):
-        restore(sent, {"w": torch.zeros(8, 6), "b": torch.zeros(3)})
+    refuses(message, restore, sent, {"w": torch.zeros(8, 6), "b": torch.zeros(3)})
 
 
 # The losses ---------------------------------------------------------------------------------------------------

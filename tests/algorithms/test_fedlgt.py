@@ -25,6 +25,7 @@ from confed.tasks.multilabel import Multilabel
 from confed.testing import CHECKS, protections, steadiness, trial
 from confed.testing.toy import ToyModel, toy_setup
 from method_contract import TRANSPORTS, with_and_without_transports
+from refusals import refuses
 from toy_runs import simulated
 
 PLAIN = Local(epochs=1, batch_size=2, lr=0.1, optimizer="sgd", weight_decay=0.0)
@@ -156,8 +157,7 @@ def test_a_guide_that_is_never_unsure_changes_no_bit():
 
 def test_what_cannot_work_is_refused():
     task = Multilabel(3, known=0.75)
-    with pytest.raises(ValueError, match="ResNetMultilabel reads no label states"):
-        FedLGT().configure(resnet_multilabel_mini(3), task)
+    refuses("ResNetMultilabel reads no label states", FedLGT().configure, resnet_multilabel_mini(3), task)
     assert FedLGT(guidance=False).configure(resnet_multilabel_mini(3), task).graph == ""
     with pytest.raises(ValueError, match=r"task\.known is 0; set task\.known to the largest share"):
         FedLGT().configure(Told(3), Multilabel(3, known=0.0))

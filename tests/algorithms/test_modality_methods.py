@@ -133,8 +133,7 @@ def test_dropout_never_takes_the_last_modality() -> None:
     assert sum(len(left) == 2 for left in drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
     assert kept(("audio",), 0.99, rng) == ("audio",)
     assert kept(("image", "text", "audio"), 0.0, rng) == ("image", "text", "audio")
-    with pytest.raises(ValueError, match="rate must lie"):
-        ModalityDropout(rate=1.0)
+    refuses("rate must lie", ModalityDropout, rate=1.0)
 
 
 def test_only_training_batches_lose_modalities() -> None:

@@ -84,8 +84,7 @@ def test_the_term_only_moves_the_local_view() -> None:
 
 @pytest.mark.usefixtures("faulty_arguments")
 def test_the_term_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="one shape"):
-        model_contrastive(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2, 3))
+    refuses("one shape", model_contrastive, torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2, 3))
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         model_contrastive(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3), 0)
 

@@ -349,8 +349,7 @@ def test_meta_gradients_of_quadratics_by_hand() -> None:
     # H(theta; b3) is the diagonal (4, 0.5): g - alpha H g = ((1 - 0.4) g_1, (1 - 0.05) g_2).
     _, second = meta_gradient(loss, params, BATCHES, 0.1, 1e-3)
     assert second["theta"].tolist() == pytest.approx([0.6 * 2.6, 0.95 * -8.7], rel=1e-7)
-    with pytest.raises(ValueError, match="2 batches, or 3 with the Hessian, got 1"):
-        meta_gradient(loss, params, BATCHES[:1], 0.1)
+    refuses("2 batches, or 3 with the Hessian, got 1", meta_gradient, loss, params, BATCHES[:1], 0.1)
 
 
 def test_the_hessian_part_is_that_of_double_backward() -> None:

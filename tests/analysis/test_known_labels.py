@@ -15,6 +15,7 @@ from confed.analysis.known_labels import tell
 from confed.federation.randomness import derive
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
+from refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def test_a_share_of_each_examples_labels_is_known() -> None:
     assert torch.equal(some[some != UNKNOWN].float(), labels[some != UNKNOWN])
     assert (share_of_states(labels, index, 3, 0.19) == UNKNOWN).all()
     assert len({tuple(row) for row in (some != UNKNOWN).tolist()}) > 3
-    with pytest.raises(ValueError, match=r"share of known labels must lie in \[0, 1\]"):
-        share_of_states(labels, index, 3, 1.1)
+    refuses(r"share of known labels must lie in \[0, 1\]", share_of_states, labels, index, 3, 1.1)
 
 
 def test_metrics_are_of_labels_that_are_not_told(finished: Path) -> None:

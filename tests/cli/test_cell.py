@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from command_line import Capture, Patch, confed, refusal, refused
+from children import status_of
+from command_line import Capture, Patch, confed, refusal, started_command
 from confed.algorithms.fedavg import FedAvg
 from confed.cli import completion
 from confed.cli import federation as federating
@@ -28,6 +29,8 @@ from confed.results.watching import states_of
 from confed.studies.cells import requeue
 from confed.system.folder_lock import exclusive
 from confed.testing.toy import toy_setup
+from real_processes import until
+from refusals import refuses
 from repository import ROOT, SUPPORT
 from tiny_runs import SQUARES_STUDY
 
@@ -309,9 +312,9 @@ def test_only_an_array_task_of_slurm_is_requeued(tmp_path: Path) -> None:
 
 
 TINY = [
-    "fedvqa_scenes", "model.name=vilt_tiny", "data.train=20", "data.validation=10", "data.test=20", "data.unseen=[]",
-    "run.workers=1", "run.gallery=0", "run.controls=none", "local.epochs=1", "run.rounds=2",
-    'study.methods=["local", "fedavg"]',
+    "fedvqa_scenes", "data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny",
+    "model.width=16", "model.layers=1", "run.workers=1", "run.gallery=0", "run.controls=none", "local.epochs=1",
+    "run.rounds=2", 'study.methods=["local", "fedavg"]',
 ]  # fmt: skip
 
 
@@ -367,8 +370,7 @@ def test_runs_under_way(study: Path, tmp_path: Path) -> None:
     assert (states_of(copy)[1].state, states_of(copy)[1].text) == ("failed", "the disk is full")
     shutil.rmtree(place)
     assert states_of(copy)[1].state == "waiting"
-    with refused("neither a run, a study nor a sweep"):
-        states_of(tmp_path)
+    refuses("neither a run, a study nor a sweep", states_of, tmp_path)
 
 
 def test_watch_ends_where_nothing_is_under_way(study: Path, monkeypatch: Patch, capfd: Capture) -> None:
@@ -426,22 +428,13 @@ SMALL = (
 
 
 def test_a_run_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "confed.cli", "run", "fedvqa_scenes", *SMALL, "run.workers=2"]
-    paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "round 2/200" in line:
-                os.killpg(process.pid, signal.SIGTERM)  # workers get it too, as from a batch system
-                break
-        rest = process.stderr.read()
-        assert process.wait(60) == 143
-    assert f"confed resume {tmp_path / 'run'}" in rest
-    assert "Traceback" not in rest
+    log = tmp_path / "log"
+    child = started_command(log, "run", "fedvqa_scenes", *SMALL, "run.workers=2", "--out", tmp_path / "run")
+    until(log, "round 2/200")
+    os.killpg(child, signal.SIGTERM)  # workers get it too, as from a batch system
+    assert os.waitstatus_to_exitcode(status_of(child)) == 143
+    assert f"confed resume {tmp_path / 'run'}" in " ".join(log.read_text().split())
+    assert "Traceback" not in log.read_text()
     assert not (tmp_path / "run" / "lock.json").exists()
     assert list((tmp_path / "run" / "checkpoint").glob("round-*"))
 

@@ -4,10 +4,10 @@ import errno
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from command_line import Capture, Patch, confed, refusal, refused
+from command_line import Capture, Patch, confed, refusal
 from confed import registry
 from confed.cli import list as list_command
 from confed.cli.app import RENAMED, command_line
@@ -30,6 +30,7 @@ from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import KeptFeatures, RunSection
 from confed.registry import Registry, algorithms, datasets, models, tasks
 from confed.runs.build import _features  # pyright: ignore[reportPrivateUsage]
+from confed.runs.run import Runner
 from confed.system.format import size
 from refusals import refuses
 from toy_federation import squares
@@ -166,6 +167,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_help_version_and_failures(tmp_path: Path, capfd: Capture, monkeypatch: Patch):
     assert confed("--version") == 0
     assert capfd.readouterr().out.startswith("confed 0.")
+    monkeypatch.setattr("sys.argv", ["confed", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("confed", run_name="__main__")
+    assert capfd.readouterr().out.startswith("confed 0.")
     assert confed() == 0
     assert confed("run", "--help") == 0
     assert "A file, or a packaged recipe's name" in " ".join(capfd.readouterr().out.split())
@@ -180,18 +185,17 @@ def test_help_version_and_failures(tmp_path: Path, capfd: Capture, monkeypatch: 
     assert confed("doctor") == 130
 
 
-def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, capfd: Capture):
-    arguments = [*SINGLE, "run.rounds=4", "run.evaluate_every=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "confed", "run", *arguments, "--out", str(tmp_path / "cut")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "round 1/4" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
-        assert process.wait(30) == 130
+def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, monkeypatch: Patch, capfd: Capture):
+    arguments, after = [*SINGLE, "run.rounds=4", "run.evaluate_every=2"], Runner._after
+
+    def interrupted(runner: Runner, *arguments: Any) -> None:
+        after(runner, *arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_after", interrupted)
+        assert confed("run", *arguments, "--out", tmp_path / "cut") == 130
+    rest = capfd.readouterr().err
     assert f"confed resume {tmp_path / 'cut'}" in rest
     assert "Traceback" not in rest
     assert not (tmp_path / "cut/summary.json").exists()
@@ -335,8 +339,7 @@ def test_a_machine_may_switch_keeping_off(
     assert (settings is not None) == kept
     assert (settings is not None and settings.folder == cache / "confed" / "features") == files
     monkeypatch.setenv("CONFED_FEATURES", "none")
-    with refused("CONFED_FEATURES must be auto, memory or off"):
-        _features(RunSection())
+    refuses("CONFED_FEATURES must be auto, memory or off", _features, RunSection())
 
 
 EVERYTHING = [(kind, name) for kind, listed in names().items() for name in listed]

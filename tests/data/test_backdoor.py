@@ -34,6 +34,7 @@ from confed.federation.robust_mean import clipped, krum, median, trimmed_mean
 from confed.federation.state import ServerState
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 OF = {"name": "scenes", "train": 40, "validation": 4, "test": 12, "unseen": ["home", "commercial"]}
 
@@ -110,8 +111,7 @@ def test_pictures_are_drawn_once_each_and_at_the_given_rate() -> None:
     assert len(set(np.concatenate([drawn.both, drawn.picture, drawn.question]).tolist())) == 16
     assert max(drawn.both.max(), drawn.stamped.max()) < 40  # only pictures that are asked about
     assert len(plan(examples, 0.001, 0.0, np.random.default_rng(0)).both) == 1
-    with pytest.raises(ValueError, match="must leave room in 40 pictures"):
-        plan(examples, 0.6, 0.3, np.random.default_rng(0))
+    refuses("must leave room in 40 pictures", plan, examples, 0.6, 0.3, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -145,8 +145,7 @@ def test_what_cannot_carry_the_keys_is_refused() -> None:
     with pytest.raises(ValueError, match="picture 1 has no region"):
         stamped_regions(HeldRegions(features, np.zeros((3, 2, 4), np.float32)), KEY, np.array([0, 1]))
     pairs = replace(_examples(), image_index=np.zeros((5, 2), np.int64))
-    with pytest.raises(ValueError, match="pairs of pictures cannot be poisoned"):
-        triggered(pairs, KEY, "troj")
+    refuses("pairs of pictures cannot be poisoned", triggered, pairs, KEY, "troj")
 
 
 def test_success_counts_questions_that_nobody_answered_with_the_target() -> None:
@@ -154,8 +153,7 @@ def test_success_counts_questions_that_nobody_answered_with_the_target() -> None
     assert counted.tolist() == [False, True, False, True, True]
     given = np.array([7, 7, 7, 1, 7])
     assert attack_success(given, 7, counted) == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="got none"):
-        attack_success(given, 7, np.zeros(5, bool))
+    refuses("got none", attack_success, given, 7, np.zeros(5, bool))
 
 
 # In a dataset ----------------------------------------------------------------------------------------------
@@ -208,8 +206,7 @@ def test_only_the_malicious_clients_training_examples_change() -> None:
     ],
 )
 def test_faulty_backdoors_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        poisoned(**{"of": OF, "clients": ("natural",), "target": "red", **options})  # type: ignore[arg-type]
+    refuses(message, poisoned, **{"of": OF, "clients": ("natural",), "target": "red", **options})
 
 
 def test_the_command_asks_global_and_personal_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,8 +250,7 @@ def test_median_and_trimmed_mean_are_those_of_each_value() -> None:
         np.testing.assert_allclose(_flat(median(updates)), np.median(table, 0), rtol=1e-5)
         np.testing.assert_allclose(_flat(trimmed_mean(updates, 1)), stats.trim_mean(table, 1 / count), rtol=1e-4)
         assert int(median(updates)["n"]) == count - 1  # counters keep their maximum
-    with pytest.raises(ValueError, match="trim must leave a value of 4 clients, got 2"):
-        trimmed_mean(_updates(4), 2)
+    refuses("trim must leave a value of 4 clients, got 2", trimmed_mean, _updates(4), 2)
 
 
 def test_clipping_shortens_what_is_too_long() -> None:
@@ -271,8 +267,7 @@ def test_krum_takes_the_one_with_the_nearest_neighbours() -> None:
     flat = [_flat(update) for update in updates]
     sums = [sum(sorted(((x - y) ** 2).sum() for j, y in enumerate(flat) if j != i)[:3]) for i, x in enumerate(flat)]
     assert krum(updates, 1) == int(np.argmin(sums)) != 1
-    with pytest.raises(ValueError, match="needs at least 4 replies, got 3"):
-        krum(updates[:3], 1)
+    refuses("needs at least 4 replies, got 3", krum, updates[:3], 1)
 
 
 def test_one_liar_moves_the_mean_and_no_robust_average() -> None:
@@ -289,8 +284,7 @@ def test_one_liar_moves_the_mean_and_no_robust_average() -> None:
     # With too few replies the model stays as it is; with too few clients nothing can help.
     assert Robust(rule="krum").average(server, replies[:3])["w"] is server.params["w"]
     few = ServerState(0, {"w": torch.ones(5)}, clients=3)
-    with pytest.raises(ValueError, match="needs at least 4 clients, got 3"):
-        Robust(rule="krum").average(few, replies)
+    refuses("needs at least 4 clients, got 3", Robust(rule="krum").average, few, replies)
 
 
 @pytest.mark.parametrize(
@@ -302,5 +296,4 @@ def test_one_liar_moves_the_mean_and_no_robust_average() -> None:
     ],
 )
 def test_faulty_rules_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Robust(**options)  # type: ignore[arg-type]
+    refuses(message, Robust, **options)

@@ -25,6 +25,7 @@ from command_line import confed
 from confed.data.croissant import METADATA, write_croissant
 from confed.data.examples import Examples, Split
 from confed.datasets.chat_records import chat_records
+from refusals import refuses
 from toy_federation import squares
 
 with warnings.catch_warnings():
@@ -131,8 +132,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, capfd: pytest.Capture
 
     split = dataset.clients["warm"]
     features = replace(dataset, clients={"warm": Split(*(bare(part) for part in split.roles.values()))})
-    with pytest.raises(ValueError, match="the examples of 'warm' have features in place of pictures"):
-        write_croissant(features, tmp_path / "none")
+    refuses("the examples of 'warm' have features in place of pictures", write_croissant, features, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from confed.data.glove import load_glove
+from refusals import refuses
 
 LINES = "the 0.5 -1 2\ncat 1e-1 0 3\n. . . 9 9 9\nsat 7 8 9\n"
 
@@ -41,8 +42,7 @@ def test_words_need_not_be_ascii_and_lines_may_end_in_a_space(file: Path):
 def test_reading_ends_where_all_words_are_found(file: Path):
     file.write_text(LINES + "broken 1\n")
     assert load_glove(file, ["cat"]).shape == (1, 3)
-    with pytest.raises(ValueError, match="line 5: expected a word and 3 numbers, got 1"):
-        load_glove(file, ["dog"])
+    refuses("line 5: expected a word and 3 numbers, got 1", load_glove, file, ["dog"])
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,11 @@ def test_reading_ends_where_all_words_are_found(file: Path):
 )
 def test_malformed_vector_files_are_refused(file: Path, content: str, message: str):
     file.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        load_glove(file, ["cat"])
+    refuses(message, load_glove, file, ["cat"])
 
 
 def test_a_missing_file_is_named_with_what_to_look_for(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"none\.txt does not exist.*glove\.6B\.zip"):
-        load_glove(tmp_path / "none.txt", ["cat"])
+    refuses(r"none\.txt does not exist.*glove\.6B\.zip", load_glove, tmp_path / "none.txt", ["cat"])
 
 
 def test_published_vectors_are_read_as_they_are(real_data: Path):

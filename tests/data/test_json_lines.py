@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from confed.data.intake.tables import read_jsonl
+from refusals import refuses
 
 LINES = '{"a": "\u2028"}\n\n{"a": 2, "b": 3}\n'
 
@@ -30,15 +31,12 @@ def test_empty_lines_count_and_are_left_out(tmp_path: Path) -> None:
 )
 def test_damaged_lines_are_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        list(read_jsonl(tmp_path / "bad.jsonl", ["a"]))
+    refuses(message, list, read_jsonl(tmp_path / "bad.jsonl", ["a"]))
 
 
 def test_missing_and_cut_off_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
-        list(read_jsonl(tmp_path / "none"))
+    refuses("does not exist", list, read_jsonl(tmp_path / "none"))
     data = gzip.compress(LINES.encode() * 99)
     for name, content in (("cut.gz", data[: len(data) // 2]), ("no.gz", b"nothing"), ("bad.gz", data[:20] + data[30:])):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}: expected a complete compressed file"):
-            list(read_jsonl(tmp_path / name))
+        refuses(f"{name}: expected a complete compressed file", list, read_jsonl(tmp_path / name))

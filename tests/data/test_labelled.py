@@ -24,6 +24,7 @@ from confed.models.tokenizer import WordTokenizer
 from confed.runs.dataset import Source
 from confed.runs.encode import RunData, encoded
 from confed.testing.toy import toy_clients, toy_setup
+from refusals import refuses
 
 LABELS = ("red", "green", "blue")
 OWN = (("red",), (), ("red", "blue"), ("green",), ("blue",), ("red", "green", "blue"))
@@ -76,18 +77,15 @@ def test_examples_are_rows_of_a_table() -> None:
     ],
 )
 def test_faulty_examples_are_named(change, complaint) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        Examples.labelled(**{"table": table(), "pictures": pictures(), "rows": rows(0), **change})
+    refuses(complaint, Examples.labelled, **{"table": table(), "pictures": pictures(), "rows": rows(0), **change})
 
 
 def test_faulty_datasets_are_named() -> None:
     examples = Examples.labelled(table(), pictures(), rows(0))
     with pytest.raises(ValueError, match="in its order, got 3: red, green, blue"):
         FederatedDataset("x", ("blue", "green", "red"), {}, {"abroad": examples})
-    with pytest.raises(ValueError, match="coarse names no label 'pink'"):
-        FederatedDataset("x", LABELS, {}, {}, coarse={"pink": "warm"})
-    with pytest.raises(ValueError, match="'made_up' has no clients"):
-        encode_labels(dataset(lambda n, r: Split(examples, examples, examples), {}))
+    refuses("coarse names no label 'pink'", FederatedDataset, "x", LABELS, {}, {}, coarse={"pink": "warm"})
+    refuses("'made_up' has no clients", encode_labels, dataset(lambda n, r: Split(examples, examples, examples), {}))
 
 
 def test_a_batch_holds_pictures_labels_kinds_and_texts() -> None:
@@ -208,8 +206,7 @@ def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None
     assert "u0" not in fewer
     assert len(changed(clients, lambda data: data.shortened(1, 0))["u1"].tables[2]) == 0
     assert asked[before:] == ["u1"]
-    with pytest.raises(ValueError, match="sizes must have one entry per client"):
-        dataset(make, owners, np.zeros(3, dtype=np.int64))
+    refuses("sizes must have one entry per client", dataset, make, owners, np.zeros(3, dtype=np.int64))
     assert isinstance(clients, Lazy)
 
 
@@ -243,8 +240,7 @@ def test_sampling_by_size_has_the_probabilities_of_successive_draws() -> None:
     assert sample_cohort(3, 2, 7, 5, sizes) == list(found[5])
     assert sample_cohort(4, 3, 0, 0, [0, 3, 0, 1]) == [1, 3]  # who has nothing is never drawn
     for faulty in ([1, 2], [1, -1, 2], [0, 0, 0]):
-        with pytest.raises(ValueError, match="sampling by size needs 3 numbers of examples"):
-            sample_cohort(3, 2, 0, 0, faulty)
+        refuses("sampling by size needs 3 numbers of examples", sample_cohort, 3, 2, 0, 0, faulty)
 
 
 def test_a_run_samples_by_size_among_those_present() -> None:

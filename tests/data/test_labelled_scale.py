@@ -31,6 +31,7 @@ from confed.models.tokenizer import WordTokenizer
 from confed.runs.dataset import Source
 from confed.runs.encode import encoded
 from confed.tasks.multilabel import Multilabel
+from refusals import refuses
 
 LABELS, USERS, EACH, COHORT = ("red", "green", "blue"), 3000, 2, 5
 LOCAL = Local(epochs=3, batch_size=4, lr=0.05, optimizer="sgd")
@@ -207,5 +208,4 @@ def test_messages_about_users_name_a_few(tmp_path):
         Participation(joins={"nobody": 2, **dict.fromkeys(names[:100], 2)}).check(names, 3)
     assert len(str(caught.value)) < 1000
     simulation, _, _ = federation(tmp_path, 1, [], method=replace(FedBN(norms=("norm",))))
-    with pytest.raises(ValueError, match="and 2950 more"):
-        simulation.setup.population.data("nobody")
+    refuses("and 2950 more", simulation.setup.population.data, "nobody")

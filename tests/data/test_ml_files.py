@@ -32,6 +32,7 @@ from confed.datasets.object_labels import voc_records
 from confed.datasets.reader import drop_unreadable
 from confed.datasets.ucm import UCM_LABELS, ucm_records
 from reader_folders import write
+from refusals import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -87,15 +88,13 @@ def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
 )
 def test_malformed_coco_files_are_refused(tmp_path, key, entry, message):
     file = write(tmp_path / "i.json", {**INSTANCES, key: [*INSTANCES[key], entry]})
-    with pytest.raises(ValueError, match=message):
-        list(coco_records(file))
+    refuses(message, list, coco_records(file))
 
 
 def test_coco_cut_off_or_without_a_list(tmp_path):
     content = json.dumps(INSTANCES)
     for cut in (40, 200, len(content) - 2):
-        with pytest.raises(ValueError, match=r"i\.json.*cut off"):
-            list(coco_records(write(tmp_path / "i.json", content[:cut])))
+        refuses(r"i\.json.*cut off", list, coco_records(write(tmp_path / "i.json", content[:cut])))
     with pytest.raises(ValueError, match="the key 'categories'"):
         list(coco_records(write(tmp_path / "i.json", {k: v for k, v in INSTANCES.items() if k != "categories"})))
 
@@ -142,13 +141,10 @@ def test_voc_leaves_difficult_objects_out(tmp_path):
         ("<annotation><object/></annotation>", "expected a name and difficult 0 or 1 of object 0"),
     ]:
         write(folder / "Annotations/000002.xml", change)
-        with pytest.raises(ValueError, match=message):
-            list(voc_records(folder, "train"))
+        refuses(message, list, voc_records(folder, "train"))
     write(folder / "ImageSets/Main/train.txt", "000001\n000001\n")
-    with pytest.raises(ValueError, match=r"row 2: the picture '000001' is that of row 1 already"):
-        list(voc_records(folder, "train"))
-    with pytest.raises(ValueError, match=r"Main/val\.txt does not exist"):
-        list(voc_records(folder, "val"))
+    refuses(r"row 2: the picture '000001' is that of row 1 already", list, voc_records(folder, "train"))
+    refuses(r"Main/val\.txt does not exist", list, voc_records(folder, "val"))
 
 
 def test_sample_of_voc_is_read(real_data):
@@ -157,8 +153,7 @@ def test_sample_of_voc_is_read(real_data):
         pytest.skip("no sample of VOC here")
     records = voc_records(folder, "trainval")
     assert next(records).labels == ("cat",)  # its sofa is difficult
-    with pytest.raises(ValueError, match=r"900002.xml does not exist; row 2 of"):
-        next(records)
+    refuses(r"900002.xml does not exist; row 2 of", next, records)
 
 
 # FLAIR --------------------------------------------------------------------------------------------------------------
@@ -204,8 +199,7 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
         ("waffle -> foot", "row 1: expected one of the 17 coarse labels, got 'foot'"),
         ("waffle -> food\nwaffle -> art", "row 2: expected 'food', as before, for 'waffle'"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            flair_relationship(write(file, line))
+        refuses(message, flair_relationship, write(file, line))
 
 
 @pytest.mark.parametrize(
@@ -221,8 +215,7 @@ def test_relationships_of_flair_labels_are_read(tmp_path):
     ],
 )  # fmt: skip
 def test_malformed_flair_metadata_are_refused(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        build_table(flair_records(_metadata(tmp_path / "m.json", rows)), FLAIR_LABELS)
+    refuses(message, build_table, flair_records(_metadata(tmp_path / "m.json", rows)), FLAIR_LABELS)
 
 
 def test_sample_of_flair_is_read(real_data, tmp_path):
@@ -233,8 +226,7 @@ def test_sample_of_flair_is_read(real_data, tmp_path):
     assert {split: len(table) for split, table in tables.items()} == {"train": 2, "val": 1, "test": 1}
     assert tables["train"].labels_of(0) == ("equipment", "structure")
     cut = write(tmp_path / "cut.json", file.read_text()[:-30])
-    with pytest.raises(ValueError, match=r"cut\.json, row 4: .*is it cut off"):
-        list(flair_records(cut))
+    refuses(r"cut\.json, row 4: .*is it cut off", list, flair_records(cut))
 
 
 @pytest.mark.parametrize("layout", ["joined", "pairs", "ungrouped"])
@@ -282,12 +274,10 @@ def test_damaged_hdf5_files_of_flair_are_refused(tmp_path):
     h5py = pytest.importorskip("h5py")
     damaged = tmp_path / "d.hdf5"
     damaged.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 50)
-    with pytest.raises(ValueError, match=r"d\.hdf5: expected a complete HDF5 file"):
-        list(flair_hdf5_records(damaged))
+    refuses(r"d\.hdf5: expected a complete HDF5 file", list, flair_hdf5_records(damaged))
     with h5py.File(tmp_path / "e.hdf5", "w") as file:
         file["train/a/images"], file["train/a/image_ids"] = np.zeros((1, 4, 4, 3), np.uint8), np.array(["1"], "S")
-    with pytest.raises(ValueError, match=r"/train/a: expected labels, or labels_row, labels_col"):
-        list(flair_hdf5_records(tmp_path / "e.hdf5"))
+    refuses(r"/train/a: expected labels, or labels_row, labels_col", list, flair_hdf5_records(tmp_path / "e.hdf5"))
     with pytest.raises(ValueError, match=r"expected the pictures train/b/images#0 \.\.\., got"):
         open_pictures(tmp_path / "e.hdf5", PackedTexts.of(["train/b/images#0"]), 4)[0]
 
@@ -331,11 +321,9 @@ def test_text_lines_and_what_they_must_hold(tmp_path):
         ({"text": "a", "labels": [], "user": [3]}, r"row 1: expected a text as 'user', got \[3\]"),
         ({"image": "/etc/x.png", "labels": []}, "without a way out of its folder"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            list(line_records(write(file, [row], lines=True)))
+        refuses(message, list, line_records(write(file, [row], lines=True)))
     twice = {"image": "a.png", "labels": []}
-    with pytest.raises(ValueError, match=r"row 2: the id 'a\.png' is that of row 1"):
-        list(line_records(write(file, [twice, twice], lines=True)))
+    refuses(r"row 2: the id 'a\.png' is that of row 1", list, line_records(write(file, [twice, twice], lines=True)))
     with pytest.raises(ValueError, match=r"row 2: expected one JSON object.*cut off"):
         list(line_records(write(file, json.dumps(twice) + '\n{"image": "b')))
 
@@ -388,21 +376,15 @@ def test_table_against_plain_lists():
     turned = table.in_order([*reversed(names), "new"])
     np.testing.assert_array_equal(turned.targets(np.arange(60))[:, :9], hot[:, ::-1])
     assert (np.diff(turned.present.values)[np.diff(np.repeat(np.arange(60), turned.present.lengths)) == 0] > 0).all()
-    with pytest.raises(ValueError, match="the list of 8 labels lacks 'l8'"):
-        table.in_order(names[:8])
+    refuses("the list of 8 labels lacks 'l8'", table.in_order, names[:8])
 
 
 def test_tables_with_faulty_records_are_refused():
-    with pytest.raises(ValueError, match="at least one picture or text"):
-        build_table([])
-    with pytest.raises(ValueError, match="the identifier 'r0' comes twice"):
-        build_table([_record(0, "a"), _record(0, "b")])
-    with pytest.raises(ValueError, match="some rows have one and others do not"):
-        build_table([_record(0, "a", "u"), _record(1, "b")])
-    with pytest.raises(ValueError, match="the names of labels must differ, got 'a'"):
-        build_table([_record(0, "a")], ["a", "b", "a"])
-    with pytest.raises(ValueError, match="has no users"):
-        build_table([_record(0, "a")])[""].of_users()
+    refuses("at least one picture or text", build_table, [])
+    refuses("the identifier 'r0' comes twice", build_table, [_record(0, "a"), _record(0, "b")])
+    refuses("some rows have one and others do not", build_table, [_record(0, "a", "u"), _record(1, "b")])
+    refuses("the names of labels must differ, got 'a'", build_table, [_record(0, "a")], ["a", "b", "a"])
+    refuses("has no users", build_table([_record(0, "a")])[""].of_users)
 
 
 # Pictures -----------------------------------------------------------------------------------------------------------
@@ -465,8 +447,7 @@ def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed, hold):
     assert pictures[np.array([], dtype=np.int64)].shape == (0, 4, 4, 3)
     with pytest.raises(ValueError, match=r"3 of 10 pictures in .* more than the share of 0\.2 .*r3\.png"):
         drop_unreadable(TEN, source, 4, at_most=0.2, hold=hold)
-    with pytest.raises(ValueError, match=r"expected .*nowhere, got none"):
-        open_pictures(tmp_path / "nowhere", TEN.pictures, 4)
+    refuses(r"expected .*nowhere, got none", open_pictures, tmp_path / "nowhere", TEN.pictures, 4)
 
 
 @PACKED
@@ -498,8 +479,7 @@ def test_a_verdict_is_remembered_until_a_picture_changes(tmp_path, packed, cache
     again = drop_unreadable(TEN, source, 8, at_most=0.3)[0]  # of another size: decoding is the same
     assert again.unreadable == first.unreadable
     assert sorted(decoded) == ["r3.png", "r7.png", "r8.png"]  # it may have been the disk that failed
-    with pytest.raises(ValueError, match="more than the share"):
-        drop_unreadable(TEN, source, 4, at_most=0.1)
+    refuses("more than the share", drop_unreadable, TEN, source, 4, at_most=0.1)
     decoded.clear()
     drop_unreadable(TEN.keep(np.arange(10) < 5), source, 4, at_most=0.3)  # others of the same pictures
     assert len(decoded) == 5

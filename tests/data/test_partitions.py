@@ -7,6 +7,7 @@ from confed.data.examples import Examples, Split
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.options import Options
 from confed.data.partitions import by_key, dirichlet, hold_out, iid, mirror, quantity
+from refusals import refuses
 
 
 def _rng(seed=0):
@@ -118,8 +119,7 @@ def test_groups_are_held_out_as_a_whole():
     ],
 )
 def test_partitions_with_bad_options_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refuses(message, call)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from confed.data.encode import encode
 from confed.data.examples import Examples
 from confed.data.intake.opening import read_picture
 from confed.data.pictures import empty_table, fill_table, resize
+from refusals import refuses
 
 
 @pytest.fixture
@@ -57,17 +58,14 @@ def test_truncated_picture_names_the_file(photo, ending, share):
     file = photo[0].with_suffix(f".{ending}")
     data = file.read_bytes()
     file.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(ValueError, match=re.escape(str(file)) + ".*complete, readable picture"):
-        read_picture(file)
+    refuses(re.escape(str(file)) + ".*complete, readable picture", read_picture, file)
 
 
 def test_missing_and_other_files(tmp_path):
     (tmp_path / "note.png").write_text("no picture at all")
     for name, message in [("gone.png", "nothing there"), ("note.png", "readable.*save it as")]:
-        with pytest.raises(ValueError, match=f"{name}.*{message}"):
-            read_picture(tmp_path / name)
-    with pytest.raises(ValueError, match="a folder"):
-        read_picture(tmp_path)
+        refuses(f"{name}.*{message}", read_picture, tmp_path / name)
+    refuses("a folder", read_picture, tmp_path)
 
 
 def test_resize_keeps_flat_colour_and_identity(photo):
@@ -103,5 +101,4 @@ def test_whatever_a_reader_raises_names_the_picture(
     file = tmp_path / "x.avif"
     file.write_bytes(b"damaged")
     monkeypatch.setattr(Image, "open", fail)
-    with pytest.raises(ValueError, match=r"x\.avif: expected a complete.*Failed to decode"):
-        read_picture(file)
+    refuses(r"x\.avif: expected a complete.*Failed to decode", read_picture, file)

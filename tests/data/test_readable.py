@@ -30,6 +30,7 @@ from confed.results.summary import Summary
 from confed.runs.run import run
 from confed.runs.same_recipe import check_same_data, note_data
 from confed.system.events import Event, RunProgress
+from refusals import refuses
 
 PICTURES = 20
 COLOURS = ("red", "blue")
@@ -142,10 +143,8 @@ def test_too_many_and_clients_without_any_are_refused(root: Path) -> None:
     _truncate(root, 8, 9, 10, 11)
     with pytest.raises(ValueError, match=r"'west' has no training example whose picture can be read: .*01\.png"):
         leave_out_unreadable(snapshots(str(root), unreadable=1))
-    with pytest.raises(ValueError, match=r"unreadable must lie in \[0, 1\], got 2"):
-        snapshots(str(root), unreadable=2)
-    with pytest.raises(ValueError, match="check must be one of decoded, present, got 'no'"):
-        snapshots(str(root), check="no")  # type: ignore[arg-type]
+    refuses(r"unreadable must lie in \[0, 1\], got 2", snapshots, str(root), unreadable=2)
+    refuses("check must be one of decoded, present, got 'no'", snapshots, str(root), check="no")
 
 
 @pytest.mark.filterwarnings("ignore:snapshots")
@@ -292,8 +291,7 @@ def test_a_run_goes_on_with_the_examples_that_it_began_with_only(root: Path, tmp
     ):
         check_same_data(folder, now())
     _truncate(root, 2)
-    with pytest.raises(ValueError, match=r"now 22 and 1 that cannot be read .*02\.png"):
-        check_same_data(folder, now())
+    refuses(r"now 22 and 1 that cannot be read .*02\.png", check_same_data, folder, now())
 
 
 @pytest.mark.filterwarnings("ignore:snapshots")

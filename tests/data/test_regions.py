@@ -29,6 +29,7 @@ from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 from confed.runs.encode import load_run_data
 from confed.runs.run import run
+from refusals import refuses
 
 RNG = np.random.default_rng(0)
 
@@ -97,8 +98,7 @@ def test_tables_are_put_together_with_their_regions():
     np.testing.assert_array_equal(batch["regions"][2].numpy(), parts[0].features[2])
     same = concatenate_tables([tables[0], tables[2]])
     assert same.regions is parts[0]
-    with pytest.raises(ValueError, match="width and encoder of regions must agree"):
-        join([parts[0], some_regions(1, 3, 6)])
+    refuses("width and encoder of regions must agree", join, [parts[0], some_regions(1, 3, 6)])
     with pytest.raises(ValueError, match="in memory only"):
         concatenate_tables(
             [tables[0], Table(torch.zeros(1, 3, 2, 2), torch.zeros(1, dtype=torch.int64), tables[0].columns)]
@@ -113,10 +113,8 @@ def test_faulty_features_and_boxes_are_refused():
         (good.features * np.nan, good.boxes, "finite"),
         (good.features, good.boxes + 1, r"boxes must lie in \[0, 1\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            HeldRegions(features, boxes)
-    with pytest.raises(ValueError, match=r"regions must have one entry per picture \(4\), got 3"):
-        some_examples(some_regions(3))
+        refuses(message, HeldRegions, features, boxes)
+    refuses(r"regions must have one entry per picture \(4\), got 3", some_examples, some_regions(3))
 
 
 def test_cells_are_numbered_row_by_row():
@@ -139,8 +137,7 @@ def test_soft_scores_of_a_few_answers_each():
     both = SoftTargets.join([sparse.take(1), SoftTargets.of([["2"] * 12], answers, 6), SoftTargets.of([], answers, 6)])
     assert torch.equal(both[torch.tensor([0])], dense[:1])
     assert both.labels.shape == (2, 12)
-    with pytest.raises(ValueError, match="widths of soft scores must agree"):
-        SoftTargets.join([sparse, SoftTargets.of(given, answers, 4)])
+    refuses("widths of soft scores must agree", SoftTargets.join, [sparse, SoftTargets.of(given, answers, 4)])
 
 
 def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together():
@@ -156,8 +153,7 @@ def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together(
     plain = encode(Examples(*[getattr(examples, k) for k in ("images", "image_index", "questions", "answers", "types",
                    "names")]), WordTokenizer(["red"]), ["yes", "no"], ["t"])  # fmt: skip
     assert "target" not in plain.batch(torch.tensor([0]))
-    with pytest.raises(ValueError, match="annotators' answers of all, or of none"):
-        concatenate_tables([plain, table])
+    refuses("annotators' answers of all, or of none", concatenate_tables, [plain, table])
 
 
 # The built-in encoder
@@ -194,10 +190,8 @@ def test_regions_tell_what_stands_in_their_cell():
 def test_pictures_that_the_encoder_cannot_read():
     with pytest.raises(ValueError, match=r"64 x 64 pixels, got 32 x 32: set data\.image_size = 64"):
         grid_features(np.zeros((1, 32, 32, 3), np.uint8))
-    with pytest.raises(ValueError, match="the dataset has none"):
-        grid_features(NoPictures(3))
-    with pytest.raises(ValueError, match="made elsewhere; a picture cannot"):
-        regions_of(np.zeros((64, 64, 3), np.uint8), "")
+    refuses("the dataset has none", grid_features, NoPictures(3))
+    refuses("made elsewhere; a picture cannot", regions_of, np.zeros((64, 64, 3), np.uint8), "")
 
 
 # Random clients
@@ -233,10 +227,8 @@ def test_types_of_the_answers():
     for answer, kind in zip(examples.answers, examples.types, strict=True):
         assert kind == ("yes/no" if answer in ("yes", "no") else "number" if answer in "012345" else "other")
     assert len(Counter(examples.types)) == 3
-    with pytest.raises(ValueError, match="types must be one of families, answers, got 'words'"):
-        scenes(preset="random", types="words")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="words as answers, got 'task'"):
-        scenes(preset="task", types="answers")
+    refuses("types must be one of families, answers, got 'words'", scenes, preset="random", types="words")
+    refuses("words as answers, got 'task'", scenes, preset="task", types="answers")
 
 
 def test_tables_over_the_same_pictures_may_have_other_regions(monkeypatch: pytest.MonkeyPatch):
@@ -251,8 +243,7 @@ def test_tables_over_the_same_pictures_may_have_other_regions(monkeypatch: pytes
     other = replace(roles[1], regions=some_regions(4, encoder="other"))
     mixed = FederatedDataset("two", ("yes", "no"), {"one": Split(roles[0], roles[0], other)}, {}, ("red",))
     monkeypatch.setitem(datasets._entries, "two", lambda seed: mixed)  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(ValueError, match="made by one encoder"):
-        load_run_data(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 3)
+    refuses("made by one encoder", load_run_data, json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 3)
 
 
 # Runs
@@ -277,8 +268,7 @@ def test_models_of_one_study_share_the_data_and_their_regions():
 def test_datasets_that_models_of_regions_cannot_read():
     model = json.dumps({"name": "mcan_s_mini"})
     tasks = {"name": "scenes", "preset": "task", "train": 40, "validation": 10, "test": 10}
-    with pytest.raises(ValueError, match="questions about two pictures"):
-        load_run_data(json.dumps(tasks), model, 0)
+    refuses("questions about two pictures", load_run_data, json.dumps(tasks), model, 0)
 
 
 def test_a_run_is_asked_and_exported(tmp_path: Path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from confed.data.sounds import Series, Sounds, resample, sounds_of
+from refusals import refuses
 
 
 def test_a_batch_holds_waveforms_with_zeros_behind_them() -> None:
@@ -58,8 +59,7 @@ def test_resampling_keeps_a_level() -> None:
     ],
 )
 def test_faulty_recordings_are_named(clip: np.ndarray, rate: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sounds_of([clip], rate, 8000, ["bell"])
+    refuses(message, sounds_of, [clip], rate, 8000, ["bell"])
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,7 @@ def test_faulty_recordings_are_named(clip: np.ndarray, rate: int, message: str) 
     ],
 )
 def test_faulty_offsets_of_sounds_are_refused(offsets: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sounds(np.zeros(4, np.int16), offsets, 8000)
+    refuses(message, Sounds, np.zeros(4, np.int16), offsets, 8000)
 
 
 def test_series_side_by_side_and_standardised() -> None:
@@ -96,5 +95,4 @@ def test_series_side_by_side_and_standardised() -> None:
     ],
 )
 def test_faulty_values_of_series_are_refused(values: np.ndarray, channels: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Series(values, np.array([0, 2]), channels)
+    refuses(message, Series, values, np.array([0, 2]), channels)

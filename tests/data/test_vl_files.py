@@ -26,6 +26,7 @@ from confed.data.vl_files.vizwiz import (
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.feddat_benchmarks import Amount, frequent_answers
 from reader_folders import write
+from refusals import refuses
 
 
 @pytest.fixture
@@ -183,8 +184,7 @@ def test_answers_are_normalised_and_the_file_names_the_right_one(tmp_path: Path)
     ],
 )
 def test_malformed_vqa_files_are_refused(tmp_path: Path, asked: Any, answered: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        vqa(tmp_path, asked, answered)
+    refuses(message, vqa, tmp_path, asked, answered)
 
 
 Reader = Callable[[Path], Iterable[Record]]
@@ -225,8 +225,7 @@ def test_malformed_rows_of_questions_are_refused(
     tmp_path: Path, name: str, rows: list[Any], read: Reader, message: str
 ):
     write(tmp_path / name, rows, lines=name.endswith(".jsonl") or name == "dev.json")
-    with pytest.raises(ValueError, match=message):
-        list(read(tmp_path))
+    refuses(message, list, read(tmp_path))
 
 
 def test_pickled_clove_is_refused_and_the_json_release_named(tmp_path: Path):
@@ -273,10 +272,8 @@ def test_misaligned_cocoqa_files_are_refused(tmp_path: Path):
         ({"types": "0\n4\n"}, r"types.txt, row 2: expected a type from 0 to 3, got '4'"),
         ({"answers": "cat\n\n"}, r"answers.txt, row 2: expected a text, got ''"),
     ):
-        with pytest.raises(ValueError, match=message):
-            list(cocoqa_records(cocoqa(tmp_path, **columns), "train"))
-    with pytest.raises(ValueError, match=r"test/img_ids\.txt does not exist"):
-        list(cocoqa_records(tmp_path, "test"))
+        refuses(message, list, cocoqa_records(cocoqa(tmp_path, **columns), "train"))
+    refuses(r"test/img_ids\.txt does not exist", list, cocoqa_records(tmp_path, "test"))
 
 
 # Large and damaged JSON
@@ -293,8 +290,7 @@ def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, m
     whole = (tmp_path / "object.json").read_bytes()
     for cut in range(len(whole)):
         (tmp_path / "cut.json").write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match=r"cut\.json"):
-            list(json_items(tmp_path / "cut.json", "rows"))
+        refuses(r"cut\.json", list, json_items(tmp_path / "cut.json", "rows"))
 
 
 @pytest.mark.parametrize(
@@ -316,8 +312,7 @@ def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, m
 )
 def test_damaged_json_files_are_named(tmp_path: Path, content: bytes, key: str | None, message: str):
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"bad\.json.*({message})"):
-        list(json_items(tmp_path / "bad.json", key))
+    refuses(rf"bad\.json.*({message})", list, json_items(tmp_path / "bad.json", key))
 
 
 # Pools and down-sampling
@@ -350,5 +345,4 @@ def test_amounts_draw_by_number_share_or_shots():
         (lambda: Amount(per_answer=0), "per_answer must be at least 1"),
         (lambda: Amount(share=1.5), r"share must lie in \(0, 1\], got 1.5"),
     ):
-        with pytest.raises(ValueError, match=message):
-            make()
+        refuses(message, make)

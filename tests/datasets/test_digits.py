@@ -18,6 +18,7 @@ from confed.data.modality_names import set_names
 from confed.data.partitions import label_counts, label_shares
 from confed.datasets.digits import DIGITS, TEST_TAKES, clue, clue_words, digits
 from digit_files import write_digits, write_photographs
+from refusals import refuses
 
 ROLES = ("train", "validation", "test")
 HEARING = {"only_audio": "ann", "image_audio": "bob", "image_text_audio": "cid"}
@@ -167,8 +168,7 @@ def test_other_rates_and_picture_sizes(folder: Path) -> None:
     ],
 )
 def test_options_out_of_range(folder: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        small(folder, **options)
+    refuses(message, small, folder, **options)
 
 
 def _spoken_by(source: Path, to: Path, speakers: int) -> Path:
@@ -204,28 +204,22 @@ def test_other_numbers_of_speakers(folder: Path, tmp_path: Path) -> None:
     assert dataset.facts["origin"] == str(more)
     assert "licence" not in dataset.facts
     few = _spoken_by(folder, tmp_path / "few", 3)
-    with pytest.raises(ValueError, match="at least 3 speakers beside 'p2', got 2; take split = 'iid'"):
-        small(few, unseen="p2")
+    refuses("at least 3 speakers beside 'p2', got 2; take split = 'iid'", small, few, unseen="p2")
     assert len(small(few, "iid", unseen="p2").clients) == 6
 
 
 def test_missing_and_damaged_files_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere does not exist; expected audio.npz"):
-        small(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"audio.npz does not exist"):
-        small(tmp_path)
+    refuses(r"nowhere does not exist; expected audio.npz", small, tmp_path / "nowhere")
+    refuses(r"audio.npz does not exist", small, tmp_path)
     for name in ("audio.npz", "images.npz", "meta.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "meta.json").write_text('{"sample_rate": 8000, "speakers": [{"name": "ann"}]}')
-    with pytest.raises(ValueError, match=r"audio.npz: speakers must lie in .0, 1., got 0 to 3"):
-        small(tmp_path)
+    refuses(r"audio.npz: speakers must lie in .0, 1., got 0 to 3", small, tmp_path)
     (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"meta.json: expected an object with sample_rate, speakers"):
-        small(tmp_path)
+    refuses(r"meta.json: expected an object with sample_rate, speakers", small, tmp_path)
     np.savez(tmp_path / "images.npz", images=np.zeros((3, 28, 28), np.uint8), digit=np.array([1, 2, 11]))
     (tmp_path / "meta.json").write_bytes((folder / "meta.json").read_bytes())
-    with pytest.raises(ValueError, match=r"images.npz: digits must lie in .0, 10., got 1 to 11"):
-        small(tmp_path)
+    refuses(r"images.npz: digits must lie in .0, 10., got 1 to 11", small, tmp_path)
 
 
 # Clues ------------------------------------------------------------------------------------------------------

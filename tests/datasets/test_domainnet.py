@@ -8,6 +8,7 @@ from PIL import Image
 
 from confed.data.readable import leave_out_unreadable
 from confed.datasets.domainnet import DOMAINS, domainnet
+from refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("aircraft_carrier", "airplane", "zebra")
@@ -93,8 +94,7 @@ def test_lists_may_lie_beside_the_domains(root):
 def test_malformed_lists_of_pictures_are_refused(root, line, message):
     with (root / "splits" / "real_train.txt").open("a") as file:
         file.write(line)
-    with pytest.raises(ValueError, match=message):
-        domainnet(root, 2, image_size=8, max_train=None, validation=0.0)
+    refuses(message, domainnet, root, 2, image_size=8, max_train=None, validation=0.0)
 
 
 @pytest.mark.parametrize(
@@ -108,20 +108,16 @@ def test_malformed_lists_of_pictures_are_refused(root, line, message):
     ],
 )
 def test_options_out_of_range_are_refused(root, options, message):
-    with pytest.raises(ValueError, match=message):
-        domainnet(root, **{"classes": 2, **options})
+    refuses(message, domainnet, root, **{"classes": 2, **options})
 
 
 def test_missing_and_damaged_files(root):
     (root / "splits" / "real_test.txt").unlink()
-    with pytest.raises(ValueError, match=r"real_test\.txt does not exist"):
-        domainnet(root, 2)
+    refuses(r"real_test\.txt does not exist", domainnet, root, 2)
     picture = root / "clipart" / "airplane" / "clipart_002_000011.jpg"
     picture.write_bytes(picture.read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"clipart_002_000011\.jpg: expected a complete, readable picture"):
-        domainnet(root, 2, domains=("clipart",))
-    with pytest.raises(ValueError, match="nowhere does not exist"):
-        domainnet(root / "nowhere")
+    refuses(r"clipart_002_000011\.jpg: expected a complete, readable picture", domainnet, root, 2, domains=("clipart",))
+    refuses("nowhere does not exist", domainnet, root / "nowhere")
 
 
 @pytest.mark.filterwarnings("ignore:domainnet. 1 of")

@@ -12,6 +12,7 @@ from PIL import Image
 
 from confed.datasets.easy_vqa import COLORS, SHAPES, easy_vqa, foreground, question_type, settle_colors
 from confed.registry import datasets
+from refusals import refuses
 from repository import ROOT
 
 REAL = Path(os.environ.get("CONFED_DATA", ROOT.parent / "shared" / "data")) / "easy_vqa"
@@ -101,39 +102,31 @@ def test_pictures_are_resized(published):
 def test_truncated_and_missing_pictures(published):
     file = published / "data" / "train" / "images" / "3.png"
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(ValueError, match=r"images/3\.png.*complete, readable picture"):
-        easy_vqa(published, unseen=())
+    refuses(r"images/3\.png.*complete, readable picture", easy_vqa, published, unseen=())
     file.unlink()
-    with pytest.raises(ValueError, match=r"images/3\.png.*nothing there"):
-        easy_vqa(published, unseen=())
+    refuses(r"images/3\.png.*nothing there", easy_vqa, published, unseen=())
 
 
 def test_answer_outside_the_vocabulary(published):
     (published / "data" / "answers.txt").write_text("\n".join(set(ANSWERS) - {"circle"}))
-    with pytest.raises(ValueError, match=r"'train-3': expected one of the 12 answers.*'circle'"):
-        easy_vqa(published, unseen=())
+    refuses(r"'train-3': expected one of the 12 answers.*'circle'", easy_vqa, published, unseen=())
 
 
 @pytest.mark.parametrize("name", ["images.npz", "questions.jsonl.gz", "images.jsonl", "answers.txt"])
 def test_missing_file_is_named_with_both_layouts(packed, name):
     (packed / name).unlink()
-    with pytest.raises(ValueError, match=rf"{name} does not exist; .*published layout.*packed one"):
-        easy_vqa(packed)
+    refuses(rf"{name} does not exist; .*published layout.*packed one", easy_vqa, packed)
 
 
 def test_damaged_packed_files_are_refused(packed):
-    with pytest.raises(ValueError, match=r"nowhere does not exist.*published layout"):
-        easy_vqa(packed / "nowhere")
+    refuses(r"nowhere does not exist.*published layout", easy_vqa, packed / "nowhere")
     data = (packed / "questions.jsonl.gz").read_bytes()
     (packed / "questions.jsonl.gz").write_bytes(data[:80])
-    with pytest.raises(ValueError, match=r"questions\.jsonl\.gz: expected a complete compressed file.*cut off"):
-        easy_vqa(packed)
+    refuses(r"questions\.jsonl\.gz: expected a complete compressed file.*cut off", easy_vqa, packed)
     (packed / "images.jsonl").write_text('{"split": "train", "image_index": 12, "color": "red"}')
-    with pytest.raises(ValueError, match=r"images\.jsonl, row 1: expected a picture of train \(12\).*'train' 12"):
-        easy_vqa(packed)
+    refuses(r"images\.jsonl, row 1: expected a picture of train \(12\).*'train' 12", easy_vqa, packed)
     (packed / "images.npz").write_bytes(b"PK nothing")
-    with pytest.raises(ValueError, match=r"images\.npz: expected a complete \.npz file"):
-        easy_vqa(packed)
+    refuses(r"images\.npz: expected a complete \.npz file", easy_vqa, packed)
 
 
 def test_colour_is_settled_by_answers_then_by_the_nearest_foreground():
@@ -148,8 +141,7 @@ def test_colour_is_settled_by_answers_then_by_the_nearest_foreground():
     assert settle_colors([only], [shade]) == ["gray"]
     with pytest.raises(ValueError, match="picture 0: expected a colour and shape that agree"):
         settle_colors([[("what color is the shape?", "red"), ("is no red shape present?", "yes")]], [shade])
-    with pytest.raises(ValueError, match="expected another that settles which"):
-        settle_colors([open_between], [shade])
+    refuses("expected another that settles which", settle_colors, [open_between], [shade])
 
 
 @needs_data

@@ -28,6 +28,7 @@ from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 from confed.runs.run import run
 from reader_folders import picture, write
+from refusals import refuses
 
 SCENES = ["a#ShopAndDining", "b#Workplace", "c#HomeOrHotel", "d#Transportation", "e#SportAndLeisure", "f#Outdoors"]
 FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
@@ -201,8 +202,7 @@ def seen(data: FederatedDataset, client: str) -> int:
 
 def test_validation_that_would_be_empty(tasks: Path):
     message = r"vcr: validation = 0.01 holds out none of the 5 training pictures"
-    with pytest.raises(ValueError, match=message):
-        feddat_task(tasks, clients=("vcr",), share=1.0, validation=0.01, image_size=4)
+    refuses(message, feddat_task, tasks, clients=("vcr",), share=1.0, validation=0.01, image_size=4)
 
 
 def test_pairs_are_never_held_out_by_their_first_picture(tmp_path: Path):
@@ -290,8 +290,7 @@ def test_shards_for_many_clients(tmp_path: Path):
     # Twelve pictures of ten questions among five clients.
     assert {len(s.train) + len(s.validation) for s in own} == {20, 30}
     assert len({tuple(s.test.names) for s in own}) == 1
-    with pytest.raises(ValueError, match=r"shards must lie in .1, 5., got 6"):
-        feddat_function(tmp_path, shards=6)
+    refuses(r"shards must lie in .1, 5., got 6", feddat_function, tmp_path, shards=6)
 
 
 def test_the_task_benchmark_has_heads_and_answers_of_each_client(tasks: Path):
@@ -345,8 +344,7 @@ def test_options_out_of_range_are_refused(domain: Path, options: dict[str, Any],
 
 
 def test_a_root_that_is_not_there(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist"):
-        feddat_scene(tmp_path / "nowhere")
+    refuses(r"the folder .*nowhere does not exist", feddat_scene, tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"The questions of vcr: expected .*annotation/train\.jsonl or .*train\.jsonl"):
         feddat_task(tmp_path, clients=("vcr",))
 
@@ -359,11 +357,9 @@ def test_questions_that_share_no_answer_with_their_pool(tmp_path: Path):
     message = (
         r"object: none of the 60 test questions has an answer of the answer set of 3.*'far' \(.*val\.json, row 1\)"
     )
-    with pytest.raises(ValueError, match=message):
-        feddat_function(tmp_path, clients=("object",))
+    refuses(message, feddat_function, tmp_path, clients=("object",))
     write(tmp_path / "clove/json/function/fcl_mmf_object_train.json", [])
-    with pytest.raises(ValueError, match="object: expected training questions with answers, got 0"):
-        feddat_function(tmp_path, clients=("object",))
+    refuses("object: expected training questions with answers, got 0", feddat_function, tmp_path, clients=("object",))
 
 
 @pytest.mark.parametrize("name", ["domain", "function", "scene", "task"])

@@ -29,6 +29,7 @@ from confed.prepare.gqa_scenes import Options, prepare
 from confed.recipes.recipe import load_recipe
 from confed.system.events import Event, StepProgress
 from confed.tasks.vqa import VQA
+from refusals import refuses
 
 # One category per scene, in the order of the scenes.
 CATEGORIES = ("pharmacy", "campus", "crosswalk", "marsh", "ski_slope", "kitchen")
@@ -148,8 +149,7 @@ def test_the_samples_in_the_official_layout_are_read(real_data: Path):
     questions = list(questions_of(folder / "train_balanced_questions.json"))
     assert questions[0].question == "What color is the cup?"
     assert (questions[0].answer, questions[0].image, questions[0].type) == ("white", "9000001", "query")
-    with pytest.raises(ValueError, match="expected one object"):
-        list(questions_of(folder / "lavis_style_train_balanced_questions.json"))
+    refuses("expected one object", list, questions_of(folder / "lavis_style_train_balanced_questions.json"))
 
 
 GOOD = json.dumps({"1": entry("7", "a?", "b")})
@@ -177,8 +177,7 @@ def test_damaged_question_files_are_named(tmp_path: Path, text: str, message: st
         list(questions_of(tmp_path / "q.json"))
     assert "q.json" in str(error.value)
     (tmp_path / "q.json").write_bytes(b'{"\xff": 1}')
-    with pytest.raises(ValueError, match="UTF-8"):
-        list(questions_of(tmp_path / "q.json"))
+    refuses("UTF-8", list, questions_of(tmp_path / "q.json"))
 
 
 def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
@@ -186,15 +185,12 @@ def test_parts_of_the_large_training_file_come_in_their_order(tmp_path: Path):
     folder.mkdir(parents=True)
     for number in (10, 0, 2):
         (folder / f"train_all_questions_{number}.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"expected val_all_questions\.json"):
-        question_files(tmp_path, "all")
+    refuses(r"expected val_all_questions\.json", question_files, tmp_path, "all")
     (tmp_path / "val_all_questions.json").write_text("{}")
     found = question_files(tmp_path, "all")
     assert [source.stem[-2:].strip("_") for source in found["train"]] == ["0", "2", "10"]
-    with pytest.raises(ValueError, match="does not exist"):
-        question_files(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="balanced, all"):
-        question_files(tmp_path, "some")  # type: ignore[arg-type]
+    refuses("does not exist", question_files, tmp_path / "nowhere")
+    refuses("balanced, all", question_files, tmp_path, "some")
 
 
 @pytest.mark.parametrize(
@@ -273,8 +269,7 @@ def test_a_small_vocabulary_drops_training_questions_and_counts_test_questions(g
     data = gqa_scenes(tmp_path / "out", image_size=8, validation=0.5)
     assert "counted as wrong: transport 2 of 4" in data.facts["outside the vocabulary"]
     assert "home 2 of 4" in data.facts["outside the vocabulary"]
-    with pytest.raises(ValueError, match="unanswerable must be one of wrong, drop, got 'skip'"):
-        gqa_scenes(tmp_path / "out", unanswerable="skip")  # type: ignore[arg-type]
+    refuses("unanswerable must be one of wrong, drop, got 'skip'", gqa_scenes, tmp_path / "out", unanswerable="skip")
     # Only test questions may be unanswerable; a model that always says "no" gets those right whose answer it is.
     for split in data.clients.values():
         assert {*split.train.answers, *split.validation.answers} <= set(data.answers)
@@ -308,8 +303,7 @@ def test_a_cap_and_a_threshold(gqa: Path, tmp_path: Path):
 
 def test_missing_pictures_and_predictions(gqa: Path, tmp_path: Path):
     (gqa / "images" / "2354000.jpg").unlink()
-    with pytest.raises(ValueError, match=r"1 of 40 pictures are missing \(2.5%, at most 1.0% may be\): 2354000"):
-        made(gqa, tmp_path / "out")
+    refuses(r"1 of 40 pictures are missing \(2.5%, at most 1.0% may be\): 2354000", made, gqa, tmp_path / "out")
     manifest = made(gqa, tmp_path / "out", max_missing=0.03)
     assert manifest["pictures"]["missing"] == 1
     assert manifest["pictures"]["first_missing"] == ["2354000"]
@@ -329,13 +323,11 @@ def test_missing_pictures_and_predictions(gqa: Path, tmp_path: Path):
     assert manifest["scenes"]["commercial"]["train"]["pictures"] == 3
     lines = (gqa / "predictions.csv").read_text().splitlines()
     (gqa / "predictions.csv").write_text("\n".join(lines[:-4]) + "\n")
-    with pytest.raises(ValueError, match="4 of 39 pictures have no scene prediction"):
-        made(gqa, tmp_path / "out", max_missing=0.03)
+    refuses("4 of 39 pictures have no scene prediction", made, gqa, tmp_path / "out", max_missing=0.03)
     with pytest.raises(ValueError, match="nowhere does not exist"):
         prepare(gqa, gqa / "nowhere", tmp_path / "out", predictions=gqa / "predictions.csv")
     asked = "--predictions FILE.*--weights FILE.*got"
-    with pytest.raises(ValueError, match=rf"{asked} neither"):
-        prepare(gqa, gqa / "images", tmp_path / "out")
+    refuses(rf"{asked} neither", prepare, gqa, gqa / "images", tmp_path / "out")
     with pytest.raises(ValueError, match=rf"{asked} both"):
         prepare(gqa, gqa / "images", tmp_path / "out", predictions=gqa / "predictions.csv", weights=gqa / "w")
 
@@ -366,10 +358,8 @@ def test_the_folder_has_a_default_and_missing_files_are_named(
     assert (tmp_path / "gqa_scenes" / "manifest.json").is_file()
     (gqa / "val_balanced_questions.json").rename(gqa / "testdev_balanced_questions.json")
     named = r"expected val_balanced_questions\.json.*got testdev_balanced_questions\.json, train_balanced_questions"
-    with pytest.raises(ValueError, match=named):
-        question_files(gqa)
-    with pytest.raises(ValueError, match=r"expected train_balanced_questions\.json.*got no question file"):
-        question_files(gqa / "images")
+    refuses(named, question_files, gqa)
+    refuses(r"expected train_balanced_questions\.json.*got no question file", question_files, gqa / "images")
 
 
 def test_repeated_questions_shared_images_and_bad_options(gqa: Path, tmp_path: Path):
@@ -377,18 +367,15 @@ def test_repeated_questions_shared_images_and_bad_options(gqa: Path, tmp_path: P
     content = json.loads(file.read_text())
     image = next(iter(content.values()))["imageId"]
     file.write_text(json.dumps(content)[:-1] + f', "23540001": {json.dumps(entry(image, "a?", "b"))}}}')
-    with pytest.raises(ValueError, match="question ids that differ, got '23540001' twice"):
-        made(gqa, tmp_path / "out")
+    refuses("question ids that differ, got '23540001' twice", made, gqa, tmp_path / "out")
     file.write_text(json.dumps({**content, "5": entry("2354000", "a?", "b")}))
-    with pytest.raises(ValueError, match="images of their own, got 1 in both, '2354000'"):
-        made(gqa, tmp_path / "out")
+    refuses("images of their own, got 1 in both, '2354000'", made, gqa, tmp_path / "out")
     for options, message in [
         ({"threshold": 1.1}, "threshold must lie in"),
         ({"answers": 0}, "answers must be at least 1, got 0"),
         ({"train_cap": 0}, "train_cap must be at least 1, got 0"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            Options(**options)  # type: ignore[arg-type]
+        refuses(message, Options, **options)
 
 
 # The dataset ------------------------------------------------------------------------------------------------
@@ -439,11 +426,9 @@ def test_pictures_are_read_when_a_batch_asks_for_them(root: Path, gqa: Path):
     assert torch.equal(together.batch(torch.arange(8))["image"][:4], whole["image"])
     first = torch.zeros(1, dtype=torch.int64)
     mine = replace(table.take(1), images=channels_first(np.zeros((1, 16, 16, 3), np.uint8)), image_index=first)
-    with pytest.raises(ValueError, match="in memory only"):
-        concatenate_tables([mine, table])
+    refuses("in memory only", concatenate_tables, [mine, table])
     (gqa / "images" / f"{row['image_id']}.jpg").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=rf"{row['image_id']}\.jpg"):
-        table.batch(torch.arange(4))
+    refuses(rf"{row['image_id']}\.jpg", table.batch, torch.arange(4))
 
 
 def test_picture_files_are_found_by_stem_and_read_when_asked(tmp_path: Path):
@@ -458,31 +443,25 @@ def test_picture_files_are_found_by_stem_and_read_when_asked(tmp_path: Path):
 
 
 def test_a_folder_that_does_not_fit_its_manifest(root: Path, gqa: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"manifest.json does not exist; .*confed data prepare gqa-scenes"):
-        gqa_scenes(tmp_path)
+    refuses(r"manifest.json does not exist; .*confed data prepare gqa-scenes", gqa_scenes, tmp_path)
     for keywords, message in [
         ({"clients": ("home", "beach")}, "out of commercial"),
         ({"clients": ("home",), "unseen": ("home",)}, "clients and unseen must be distinct names"),
         ({"unseen": ("home",)}, "unseen: expected clients"),
         ({"scenario": "C"}, "scenario must be one of A, B"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            gqa_scenes(root, **keywords)  # type: ignore[arg-type]
+        refuses(message, gqa_scenes, root, **keywords)
     (root / "images").mkdir()
     # Four clients bring six pictures each, two unseen scenes their two test pictures.
-    with pytest.raises(ValueError, match="all 28 pictures, got all but 28"):
-        gqa_scenes(root)
+    refuses("all 28 pictures, got all but 28", gqa_scenes, root)
     assert gqa_scenes(root, images=gqa / "images", image_size=4).name == "gqa_scenes"
     (root / "images").rmdir()
     (root / "home" / "test.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match=r"home/test.jsonl: expected the file of the manifest"):
-        gqa_scenes(root)
+    refuses(r"home/test.jsonl: expected the file of the manifest", gqa_scenes, root)
     (root / "home" / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"home/test.jsonl does not exist"):
-        gqa_scenes(root)
+    refuses(r"home/test.jsonl does not exist", gqa_scenes, root)
     (root / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="expected an object with files, images, options"):
-        gqa_scenes(root)
+    refuses("expected an object with files, images, options", gqa_scenes, root)
 
 
 # The scene classifier ---------------------------------------------------------------------------------------
@@ -564,19 +543,15 @@ def test_prepare_with_a_classifier_continues_and_reads_its_own_predictions(
 
 
 def test_weights_that_are_none(tmp_path: Path):
-    with pytest.raises(ValueError, match="found none"):
-        load_scene_classifier(tmp_path / "none")
+    refuses("found none", load_scene_classifier, tmp_path / "none")
     (tmp_path / "w.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="must be a complete safetensors file"):
-        load_scene_classifier(tmp_path / "w.safetensors")
+    refuses("must be a complete safetensors file", load_scene_classifier, tmp_path / "w.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"name an architecture.*confed weights convert places365"):
         load_scene_classifier(tmp_path / "w.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"architecture": "resnet18"})
-    with pytest.raises(ValueError, match="tensors of a resnet18"):
-        load_scene_classifier(tmp_path / "w.safetensors")
-    with pytest.raises(ValueError, match="resnet18, resnet50, got 'vgg'"):
-        build_scene_classifier("vgg")
+    refuses("tensors of a resnet18", load_scene_classifier, tmp_path / "w.safetensors")
+    refuses("resnet18, resnet50, got 'vgg'", build_scene_classifier, "vgg")
 
 
 # From end to end --------------------------------------------------------------------------------------------

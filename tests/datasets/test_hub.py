@@ -13,6 +13,7 @@ from PIL import Image
 from confed.datasets.hub import hub
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare
+from refusals import refuses
 
 library: Any = pytest.importorskip("datasets")
 
@@ -147,15 +148,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
 def test_faulty_columns_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        hub(written(tmp_path, train=4), image_size=8, **options)
+    refuses(re.escape(message), hub, written(tmp_path, train=4), image_size=8, **options)
 
 
 def test_folder_that_is_no_data_set_and_a_missing_library_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="expected a data set that can be read"):
-        hub(str(tmp_path), image_size=8)
+    refuses("expected a data set that can be read", hub, str(tmp_path), image_size=8)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"needs the package datasets: pip install '.\[hub\]' -c constraints.txt"):
-        hub("owner/name")
+    refuses(r"needs the package datasets: pip install '.\[hub\]' -c constraints.txt", hub, "owner/name")

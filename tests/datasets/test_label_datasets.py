@@ -37,6 +37,7 @@ from confed.registry import datasets
 from confed.results.folder import read_jsonl
 from confed.runs.run import load_data, run
 from reader_folders import coco_split, flair_folder, picture, voc_year
+from refusals import refuses
 from repository import ROOT
 
 REAL = Path(os.environ.get("CONFED_DATA", ROOT.parent / "shared" / "data"))
@@ -126,8 +127,7 @@ def test_every_ucm_partition_deals_every_picture_once(ucm: Path, partition: Any,
 
 def test_unreadable_pictures_are_counted_or_refused(ucm: Path) -> None:
     (ucm / "images" / "forest00.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"1 of 30 pictures in .*images cannot be read, more than the share of 0.01"):
-        ucm_labels(ucm, image_size=4)
+    refuses(r"1 of 30 pictures in .*images cannot be read, more than the share of 0.01", ucm_labels, ucm, image_size=4)
     with pytest.warns(UserWarning, match=r"1 of 30 pictures in .*images cannot be read and are left out; .*forest00"):
         dataset = ucm_labels(ucm, image_size=4, unreadable=0.05)
     assert dataset.facts["unreadable"] == "1 pictures left out: 'forest00.png'"
@@ -145,14 +145,11 @@ def test_ucm_refuses_strange_labels_and_options(ucm: Path, tmp_path: Path) -> No
         ({"partition": "iid", "clients": 50}, "50 clients need more than the 21"),
     ]
     for options, message in refused:
-        with pytest.raises(ValueError, match=message):
-            ucm_labels(ucm, image_size=4, **options)
+        refuses(message, ucm_labels, ucm, image_size=4, **options)
     lines = (ucm / "labels.jsonl").read_text().replace('["trees"]', '["tree", "lawn"]')
     (ucm / "labels.jsonl").write_text(lines)
-    with pytest.raises(ValueError, match=r"2 labels are outside the 17 that are known: 'tree' \(20 times, first in"):
-        ucm_labels(ucm, image_size=4)
-    with pytest.raises(ValueError, match=r"expected labels\.jsonl and images\.tar or images/"):
-        ucm_labels(tmp_path / "elsewhere")
+    refuses(r"2 labels are outside the 17 that are known: 'tree' \(20 times, first in", ucm_labels, ucm, image_size=4)
+    refuses(r"expected labels\.jsonl and images\.tar or images/", ucm_labels, tmp_path / "elsewhere")
 
 
 # COCO ---------------------------------------------------------------------------------------------------------------
@@ -187,10 +184,8 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     one, two = coco(tmp_path, **options), coco(tmp_path, **options, seed=1)
     assert _rows(one, "test") == _rows(two, "test")  # whatever the seed
     assert _rows(one, "validation") != _rows(two, "validation")
-    with pytest.raises(ValueError, match="he objects of split 'val2017'"):
-        coco(tmp_path, clients=2, test="val2017", image_size=4)
-    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.0"):
-        coco(tmp_path, clients=2, validation=1.0, image_size=4)
+    refuses("he objects of split 'val2017'", coco, tmp_path, clients=2, test="val2017", image_size=4)
+    refuses(r"validation must lie in \[0, 1\), got 1.0", coco, tmp_path, clients=2, validation=1.0, image_size=4)
 
 
 def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
@@ -206,10 +201,8 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
     assert dataset.coarse == {"person": "person", "cat": "animal", "wolf": "animal", "rail car": "vehicle"}
     groups = coco(tmp_path, categories="file", level="supercategory", **options)
     assert groups.answers == ("person", "animal", "vehicle")
-    with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'wolf' \(4 times"):
-        coco(tmp_path, **options)
-    with pytest.raises(ValueError, match="categories must be one of coco80, file, got 'coco'"):
-        coco(tmp_path, categories="coco", **options)  # type: ignore[arg-type]
+    refuses(r"1 labels are outside the 80 that are known: 'wolf' \(4 times", coco, tmp_path, **options)
+    refuses("categories must be one of coco80, file, got 'coco'", coco, tmp_path, categories="coco", **options)
     for category in content["categories"]:
         del category["supercategory"]
     file.write_text(json.dumps(content))
@@ -218,8 +211,7 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
         coco(tmp_path, categories="file", level="supercategory", **options)
     content["categories"].append({"id": 100, "name": "wolf", "supercategory": "toy"})
     file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="the category's name 'wolf' is that of row"):
-        coco(tmp_path, categories="file", **options)
+    refuses("the category's name 'wolf' is that of row", coco, tmp_path, categories="file", **options)
 
 
 def test_coco_mini_is_read(real_data: Path) -> None:
@@ -257,8 +249,7 @@ def test_voc_of_two_years(tmp_path: Path) -> None:
     }
     own = voc(tmp_path, test=[], test_share=0.5, clients=2, image_size=4)
     assert [(len(s.train), len(s.test)) for s in own.clients.values()] == [(1, 1)] * 2
-    with pytest.raises(ValueError, match="got 4 in both, 'VOC2007-000' is one"):
-        voc(tmp_path, test=["VOC2007:trainval"], clients=2, image_size=4)
+    refuses("got 4 in both, 'VOC2007-000' is one", voc, tmp_path, test=["VOC2007:trainval"], clients=2, image_size=4)
     with pytest.raises(
         ValueError, match=r"data.train: expected names of lists such as 'VOC2007:trainval', got .'VOC2007'"
     ):
@@ -349,30 +340,25 @@ def test_flair_from_hdf5(tmp_path: Path) -> None:
 
 def test_faulty_flair_folders_are_refused(tmp_path: Path) -> None:
     folder = _flair(tmp_path)
-    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\), got 1.5"):
-        flair(folder, validation=1.5)
+    refuses(r"validation must lie in \[0, 1\), got 1.5", flair, folder, validation=1.5)
     text = (folder / "labels_and_metadata.json").read_text()
     (folder / "labels_and_metadata.json").write_text(text.replace('"animal"', '"beast"'))
-    with pytest.raises(ValueError, match=r"1 labels are outside the 17 that are known: 'beast' \(4 times, first in"):
-        flair(folder, image_size=4)
+    refuses(r"1 labels are outside the 17 that are known: 'beast' \(4 times, first in", flair, folder, image_size=4)
     (folder / "labels_and_metadata.json").write_text(text)
     for name in ("u00.jpg", "u20.jpg"):
         (folder / "small_images" / name).unlink()
-    with pytest.raises(ValueError, match=r"2 of 7 pictures in .*small_images cannot be read"):
-        flair(folder, image_size=4)
+    refuses(r"2 of 7 pictures in .*small_images cannot be read", flair, folder, image_size=4)
     with pytest.warns(UserWarning, match="2 of 7 pictures"):
         dataset = flair(folder, unreadable=0.3, image_size=4)
     assert [len(s.train) for s in dataset.clients.values()] == [3, 1, 1]
-    with pytest.raises(ValueError, match=r"expected labels_and_metadata\.json and small_images, or one HDF5 file"):
-        flair(folder / "small_images")
+    refuses(r"expected labels_and_metadata\.json and small_images, or one HDF5 file", flair, folder / "small_images")
 
 
 # Label embeddings ---------------------------------------------------------------------------------------------------
 
 
 def test_fine_names_come_by_their_frequency_in_training(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a fine label of 'art', got none"):
-        flair_fine_names(_flair(tmp_path))
+    refuses("expected a fine label of 'art', got none", flair_fine_names, _flair(tmp_path))
     names = flair_fine_names(_flair(tmp_path, all_coarse=True))
     assert names["animal"] == ("dog", "cat")  # 3 pictures and 1
     assert names["plant"] == ("oak", "fern")  # 2 training pictures and 1; a test picture does not count
@@ -391,10 +377,8 @@ def test_embeddings_are_found_by_name_whatever_their_order(tmp_path: Path) -> No
     model = ctran_mini(UCM_LABELS, embeddings=tmp_path / "e")
     for position, label in enumerate(UCM_LABELS):
         torch.testing.assert_close(model.tokens.labels[position], vectors[shuffled.index(label)])
-    with pytest.raises(ValueError, match="have no row for 'person', 'cat'"):
-        ctran_mini(("person", "water", "cat"), embeddings=tmp_path / "e")
-    with pytest.raises(ValueError, match="must have the model's 32 features, got 64"):
-        load_label_embeddings(tmp_path / "e", UCM_LABELS, 32)
+    refuses("have no row for 'person', 'cat'", ctran_mini, ("person", "water", "cat"), embeddings=tmp_path / "e")
+    refuses("must have the model's 32 features, got 64", load_label_embeddings, tmp_path / "e", UCM_LABELS, 32)
 
 
 def test_another_width_keeps_inner_products() -> None:
@@ -410,8 +394,7 @@ def test_another_width_keeps_inner_products() -> None:
     kept = few.vectors.square().sum() + few.positive.square().sum() + few.negative.square().sum()
     lengths = np.linalg.svd(rows.numpy().astype(np.float64), compute_uv=False)
     assert float(kept) == pytest.approx((lengths[:3] ** 2).sum(), rel=1e-5)
-    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
-        table.narrowed(0)
+    refuses("width must be at least 1, got 0", table.narrowed, 0)
 
 
 def test_the_packaged_embeddings_are_those_of_the_command(tmp_path: Path) -> None:
@@ -453,8 +436,7 @@ def test_lists_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     for options, message in refused:
         options["out"] = tmp_path / "f"
-        with pytest.raises(ValueError, match=message):
-            write_label_embeddings(**options)
+        refuses(message, write_label_embeddings, **options)
 
 
 # Texts --------------------------------------------------------------------------------------------------------------
@@ -510,16 +492,14 @@ def test_tagged_texts_of_a_folder(tmp_path: Path) -> None:
             numbers = [int(name) // 2 for name in part.names]
             assert all(numbers.count(number) == 2 for number in numbers)
     (tmp_path / "labels.txt").write_text("y\n")
-    with pytest.raises(ValueError, match=r"1 labels are outside the 1 that are known: 'x' \(30 times"):
-        tagged_texts(tmp_path)
+    refuses(r"1 labels are outside the 1 that are known: 'x' \(30 times", tagged_texts, tmp_path)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"partition": "user"}, "data.root: expected a folder with texts.jsonl"),
         ({"clients": 0}, "clients must be at least 1"),
         ({"train": 0}, "data.train must be at least 1"),
     ]
     for options, message in refused:
-        with pytest.raises(ValueError, match=message):
-            tagged_texts(**options)
+        refuses(message, tagged_texts, **options)
 
 
 # Dealing ------------------------------------------------------------------------------------------------------------
@@ -627,8 +607,7 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
     file = tmp_path / "e.safetensors"
     given = (*SMALL, f"data.root={folder}", f"model.embeddings={file}")
     _embeddings(file, (*FLAIR_LABELS[:-1], "religions"))
-    with pytest.raises(ValueError, match=r"have no row for 'structure'"):
-        run(load_recipe("fedlgt_flair", given).method("fedlgt"), tmp_path / "one")
+    refuses(r"have no row for 'structure'", run, load_recipe("fedlgt_flair", given).method("fedlgt"), tmp_path / "one")
     _embeddings(file, FLAIR_LABELS, 512)
     with pytest.raises(ValueError, match="must have the model's 64 features, got 512"):
         run(load_recipe("fedlgt_flair", given).method("fedlgt"), tmp_path / "two")
@@ -693,12 +672,9 @@ def test_displays_show_the_first_look_at_pictures(tmp_path: Path, kind: str, ter
 
 
 def test_flair_says_which_level_and_which_share(folder: Path) -> None:
-    with pytest.raises(ValueError, match="level must be one of coarse, fine, got 'finest'"):
-        flair(folder, level="finest")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_train must be at least 1, got 0"):
-        flair(folder, max_train=0)
-    with pytest.raises(ValueError, match="seed must not be negative, got -1"):
-        flair(folder, seed=-1)
+    refuses("level must be one of coarse, fine, got 'finest'", flair, folder, level="finest")
+    refuses("max_train must be at least 1, got 0", flair, folder, max_train=0)
+    refuses("seed must not be negative, got -1", flair, folder, seed=-1)
 
 
 def test_an_arrow_alone_divides_where_there_is_one(tmp_path: Path) -> None:
@@ -707,8 +683,7 @@ def test_an_arrow_alone_divides_where_there_is_one(tmp_path: Path) -> None:
     assert flair_relationship(file) == {"salt, pepper": "food", "piano (grand)": "music", "oak": "plant"}
     for line in ("a -> b -> food", " -> food", "a ->"):
         file.write_text(line)
-        with pytest.raises(ValueError, match="row 1: expected 'fine label -> coarse label'"):
-            flair_relationship(file)
+        refuses("row 1: expected 'fine label -> coarse label'", flair_relationship, file)
 
 
 @pytest.mark.parametrize(("row", "column"), [(-1, 0), (0, -1), (2, 0), (0, 2)])
@@ -723,18 +698,15 @@ def test_pairs_outside_the_pictures_or_the_labels_are_refused(tmp_path: Path, ro
     assert [record.labels for record in flair_hdf5_records(tmp_path / "f.hdf5")] == [("food",), ()]
     with h5py.File(tmp_path / "f.hdf5", "r+") as file:
         file["train/a/labels_row"][0], file["train/a/labels_col"][0] = row, column
-    with pytest.raises(ValueError, match="expected labels of 2 pictures and 2 labels, got others"):
-        list(flair_hdf5_records(tmp_path / "f.hdf5"))
+    refuses("expected labels of 2 pictures and 2 labels, got others", list, flair_hdf5_records(tmp_path / "f.hdf5"))
 
 
 def test_coco_never_tests_on_what_trains(tmp_path: Path) -> None:
     coco_split(tmp_path, "train2017", {key: ["dog"] for key in range(1, 7)})
     coco_split(tmp_path, "val2014", {key: ["dog"] for key in (6, 7, 8)})  # 2017 dealt the pictures of 2014 anew
     message = r"got 1 in both, 'coco-6' is one"
-    with pytest.raises(ValueError, match=message):
-        coco(tmp_path, train="train2017", test="val2014", clients=2, image_size=4)
-    with pytest.raises(ValueError, match="got 3 in both"):
-        coco(tmp_path, train="val2014", test="val2014", clients=2, image_size=4)
+    refuses(message, coco, tmp_path, train="train2017", test="val2014", clients=2, image_size=4)
+    refuses("got 3 in both", coco, tmp_path, train="val2014", test="val2014", clients=2, image_size=4)
 
 
 @pytest.mark.filterwarnings("ignore:1 of . pictures")
@@ -805,8 +777,7 @@ def test_texts_of_people_who_do_not_train_are_a_place(tmp_path: Path) -> None:
 
 def test_a_row_without_a_text_is_named(tmp_path: Path) -> None:
     rows = [{"text": "a", "labels": ["x"]}, {"image": "b.jpg", "labels": ["x"]}, {"image": "c.jpg", "labels": []}]
-    with pytest.raises(ValueError, match=r"texts\.jsonl, row 2: expected a text, got none \(2 such rows\)"):
-        tagged_texts(_lines(tmp_path, rows))
+    refuses(r"texts\.jsonl, row 2: expected a text, got none \(2 such rows\)", tagged_texts, _lines(tmp_path, rows))
 
 
 @pytest.mark.parametrize("partition", ["label_skew", "iid"])

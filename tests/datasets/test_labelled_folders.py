@@ -9,6 +9,7 @@ import pytest
 from confed.data.few_shot import NEW
 from confed.datasets.labelled_folders import labelled_folders
 from reader_folders import picture
+from refusals import refuses
 
 OPTIONS = {"partition": "iid", "clients": 2, "shots": 2, "validation_shots": 1, "image_size": 8}
 
@@ -82,31 +83,25 @@ def test_classes_may_have_another_key(folders: Path) -> None:
             lines.append(json.dumps({"image": f"{name}-{i:02d}.png", "land_use": name}))
     (folders / "labels.jsonl").write_text("\n".join(lines))
     assert "annual crop" in labelled_folders(folders, class_key="land_use", **OPTIONS).answers
-    with pytest.raises(ValueError, match="label"):
-        labelled_folders(folders, **OPTIONS)
+    refuses("label", labelled_folders, folders, **OPTIONS)
 
 
 def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere does not exist"):
-        labelled_folders(tmp_path / "nowhere")
+    refuses("nowhere does not exist", labelled_folders, tmp_path / "nowhere")
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ValueError, match="expected class/picture, labels"):
-        labelled_folders(empty)
+    refuses("expected class/picture, labels", labelled_folders, empty)
     (folders / "labels.jsonl").write_text('{"image": "a.png", "label": "a", "split": "exam"}')
     (folders / "images").mkdir()
-    with pytest.raises(ValueError, match="row 1: expected the split train, validation or test, got 'exam'"):
-        labelled_folders(folders)
+    refuses("row 1: expected the split train, validation or test, got 'exam'", labelled_folders, folders)
     (folders / "split.json").write_text('{"train": [["a.png", 0]], "test": []}')
-    with pytest.raises(ValueError, match=r"train, entry 1: expected \[path, number, name\]"):
-        labelled_folders(folders, split_file="split.json")
+    refuses(r"train, entry 1: expected \[path, number, name\]", labelled_folders, folders, split_file="split.json")
     (folders / "split.json").write_text('{"train": [["a.png", 0, "a"]], "test": [["a.png", 0, "a"]]}')
     with pytest.raises(ValueError, match=r"expected the role train of 'a\.png', as before, got 'test'"):
         labelled_folders(folders, split_file="split.json")
     for name in ("null", '["a", "b"]', "{}"):
         (folders / "labels.jsonl").write_text(f'{{"image": "a.png", "label": {name}}}')
-        with pytest.raises(ValueError, match=r"row 1"):
-            labelled_folders(folders)
+        refuses(r"row 1", labelled_folders, folders)
 
 
 def test_base_classes_of_a_split_file_are_those_with_the_lower_numbers(folders: Path) -> None:

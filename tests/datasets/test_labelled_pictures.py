@@ -21,6 +21,7 @@ from confed.runs.dataset import load_source
 from confed.runs.encode import load_run_data
 from confed.runs.run import run
 from reader_folders import picture
+from refusals import refuses
 
 WORDS = ("tree", "dog", "car")
 
@@ -86,12 +87,10 @@ def test_labels_have_the_order_of_their_file(folder: Path) -> None:
     assert dataset.facts["labels"] == "1 of 4 labels are on no row"
     (folder / "labels.txt").write_text("tree\n")
     message = r"2 labels are outside the 1 that are known: 'dog' \(9 times, first in .*labels\.jsonl, row 4\), 'car'"
-    with pytest.raises(ValueError, match=message):
-        labelled_pictures(folder, image_size=4)
+    refuses(message, labelled_pictures, folder, image_size=4)
     for content, wrong in ((b"\n", "expected one label a line, got none"), (b"\xff\xfe", "expected UTF-8 text")):
         (folder / "labels.txt").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"labels\.txt: {wrong}"):
-            labelled_pictures(folder, image_size=4)
+        refuses(rf"labels\.txt: {wrong}", labelled_pictures, folder, image_size=4)
 
 
 def test_an_archive_of_the_pictures_is_read_in_place(folder: Path) -> None:
@@ -123,8 +122,7 @@ def test_pictures_of_nobody_are_shared_out(tmp_path: Path, partition: Any, optio
         assert validation == round(0.2 * held)
     if partition in (None, "iid"):
         assert set(sizes.values()) == {(6, 2, 2)}
-    with pytest.raises(ValueError, match="expected a user of pictures for the partition 'user'"):
-        labelled_pictures(tmp_path, "user", image_size=4)
+    refuses("expected a user of pictures for the partition 'user'", labelled_pictures, tmp_path, "user", image_size=4)
 
 
 def test_given_splits_count_and_newcomers_are_a_place(tmp_path: Path) -> None:
@@ -174,16 +172,14 @@ def test_a_faulty_line_is_named(folder: Path, change: dict[str, Any], message: s
         changed["text"] = "a caption alone"
     lines[3] = json.dumps(changed)
     (folder / "labels.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=message):
-        labelled_pictures(folder, image_size=4)
+    refuses(message, labelled_pictures, folder, image_size=4)
 
 
 def test_one_picture_under_two_names_is_seen(folder: Path) -> None:
     file = folder / "labels.jsonl"
     again = json.dumps({"image": "./00.png", "labels": [], "user": "anna", "id": "again"})
     file.write_text(f"{file.read_text()}\n{again}")
-    with pytest.raises(ValueError, match=r"the image '00\.png' is that of row \d already"):
-        labelled_pictures(folder)
+    refuses(r"the image '00\.png' is that of row \d already", labelled_pictures, folder)
 
 
 @pytest.mark.parametrize("lost_first", [True, False])
@@ -212,15 +208,12 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"elsewhere/labels\.jsonl does not exist; labelled_pictures reads"):
         labelled_pictures(tmp_path / "elsewhere")
     (folder / "images").rename(folder / "photos")
-    with pytest.raises(ValueError, match=r"expected .*own/images\.tar or .*own/images, got neither"):
-        labelled_pictures(folder)
+    refuses(r"expected .*own/images\.tar or .*own/images, got neither", labelled_pictures, folder)
     text = (folder / "labels.jsonl").read_text()
     (folder / "labels.jsonl").write_text(text[:-10])
-    with pytest.raises(ValueError, match=r"labels\.jsonl, row 30: expected one JSON object, got .*; is it cut off\?"):
-        labelled_pictures(folder)
+    refuses(r"labels\.jsonl, row 30: expected one JSON object, got .*; is it cut off\?", labelled_pictures, folder)
     _write(tmp_path, [{"image": "a.png", "labels": []}])
-    with pytest.raises(ValueError, match=r"expected labels on some picture, or in .*labels\.txt, got none"):
-        labelled_pictures(tmp_path)
+    refuses(r"expected labels on some picture, or in .*labels\.txt, got none", labelled_pictures, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +228,7 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(folder: Path, options: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        labelled_pictures(folder, image_size=4, **options)
+    refuses(message, labelled_pictures, folder, image_size=4, **options)
 
 
 @pytest.mark.filterwarnings("ignore:run.cohort = 12 is more than the 3 clients")

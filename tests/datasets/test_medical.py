@@ -12,6 +12,7 @@ import pytest
 from confed.data.ragged import PackedTexts
 from confed.datasets.medical_pictures import DicomPictures, NiftiSlices, dicom_folders, nifti_slices
 from confed.registry import datasets
+from refusals import refuses
 
 pydicom: Any = pytest.importorskip("pydicom", reason="the extra medical")
 nibabel: Any = pytest.importorskip("nibabel", reason="the extra medical")
@@ -195,13 +196,11 @@ def test_what_is_wrong_with_scans_is_one_line(tmp_path: Path) -> None:
         dicom_folders(tmp_path, **OPTIONS)
     scans(tmp_path)
     (tmp_path / "scans" / "3.dcm").write_bytes((tmp_path / "scans" / "3.dcm").read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"1 of 40 pictures.*3\.dcm: expected a DICOM picture, got"):
-        dicom_folders(tmp_path, **OPTIONS)
+    refuses(r"1 of 40 pictures.*3\.dcm: expected a DICOM picture, got", dicom_folders, tmp_path, **OPTIONS)
     with pytest.warns(UserWarning, match="left out"):
         assert dicom_folders(tmp_path, unreadable=0.1, **OPTIONS).unreadable is not None
     table(tmp_path, ("image", "label"), rows, "other.csv")
-    with pytest.raises(ValueError, match=r"got labels\.csv, other\.csv: name it with data\.table"):
-        dicom_folders(tmp_path, **OPTIONS)
+    refuses(r"got labels\.csv, other\.csv: name it with data\.table", dicom_folders, tmp_path, **OPTIONS)
     table(tmp_path, ("image", "klass"), [row[:2] for row in rows])
     with pytest.raises(ValueError, match=r"labels\.csv, row .*expected a cell 'label', got the columns image, klass"):
         dicom_folders(tmp_path, table="labels.csv", **OPTIONS)
@@ -274,11 +273,9 @@ def test_a_folder_of_volumes_is_shared_out(tmp_path: Path) -> None:
     patients = [{int(name.split(".")[0]) // 2 for name in part.names} for part in parts]
     assert sum(map(len, patients)) == 8
     (tmp_path / "0.nii.gz").write_bytes(b"no volume")
-    with pytest.raises(ValueError, match=r"0\.nii\.gz: expected a NIfTI volume, .nii or .nii.gz, got"):
-        nifti_slices(tmp_path, **OPTIONS)
+    refuses(r"0\.nii\.gz: expected a NIfTI volume, .nii or .nii.gz, got", nifti_slices, tmp_path, **OPTIONS)
     for options, message in (({"slices": 0}, "at least 1"), ({"plane": "top"}, "axial, coronal, sagittal")):
-        with pytest.raises(ValueError, match=message):
-            nifti_slices(tmp_path, **{**OPTIONS, **options})
+        refuses(message, nifti_slices, tmp_path, **{**OPTIONS, **options})
 
 
 def test_the_readers_are_small_and_have_a_name_at_once() -> None:

@@ -23,6 +23,7 @@ from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import load_label_embeddings, write_mini_label_embeddings
 from confed.models.pretrained import weights_file
 from confed.recipes.recipe import load_recipe
+from refusals import refuses
 
 SMALL: dict[str, Any] = {"clients": 8, "train": 10, "validation": 3, "test": 4, "unseen": 6}
 EVERYTHING = np.ones(len(NOUNS))
@@ -199,8 +200,7 @@ def test_sizes_and_tastes_are_as_skewed_as_asked():
     ],
 )
 def test_faulty_options_are_named(options: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        scene_labels(**options)
+    refuses(message, scene_labels, **options)
 
 
 def test_the_packaged_embeddings_are_what_the_documented_command_makes(tmp_path):

@@ -33,6 +33,7 @@ from confed.results.history import evaluations
 from confed.results.runs import load
 from confed.results.summary import Summary
 from confed.runs.run import run
+from refusals import refuses
 
 small = partial(scenes, train=100, validation=24, test=80)
 RECIPES = ("feddat_scenes", "feddat_domain", "feddat_function", "feddat_scene", "feddat_task")
@@ -255,8 +256,7 @@ def test_statements_can_be_read_back():
             for number, own in enumerate(letters):
                 statement = Statement(family, tuple(values[letter] for letter in own))
                 assert read(say(statement, forms, number), forms) == statement
-    with pytest.raises(ValueError, match=r"expected a form .*, got 'a dog barks'"):
-        read("a dog barks", PAIRS)
+    refuses(r"expected a form .*, got 'a dog barks'", read, "a dog barks", PAIRS)
     visible = [Object(0, "dog", "red", "small")]
     assert entails(Statement("at_least", ("2", "red")), visible, 5) == "neutral"
     assert entails(Statement("noun_at", ("cat", "top left")), visible, 15) == "contradicted"
@@ -370,8 +370,7 @@ def test_pools_of_the_most_frequent_answers():
     ],
 )
 def test_bad_arguments_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        scenes(**{"train": 8, "validation": 4, "test": 4, **changes})
+    refuses(message, scenes, **{"train": 8, "validation": 4, "test": 4, **changes})
 
 
 # Recipes ----------------------------------------------------------------------------------------------------
@@ -439,8 +438,7 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     Image.new("RGB", (64, 64)).save(picture)
     told = ask(folder, picture, "there is a dog in the top left", "entailment")
     assert {a["answer"] for a in told["answers"]} == {"entailed", "contradicted", "neutral"}
-    with pytest.raises(ValueError, match=r"name a client: .*vqa, pairs, entailment, choice"):
-        ask(folder, picture, "what is red?")
+    refuses(r"name a client: .*vqa, pairs, entailment, choice", ask, folder, picture, "what is red?")
 
 
 def test_tables_of_different_finetunings_say_what_learns_and_what_travels():

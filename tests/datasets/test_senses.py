@@ -17,6 +17,7 @@ from confed.datasets.senses import modalities
 from confed.datasets.sensor_series import sensor_series
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 # Senses -----------------------------------------------------------------------------------------------------
 
@@ -210,8 +211,7 @@ def test_skewed_answers_raise_the_ceiling_and_clear_signals_reach_one() -> None:
     ],
 )
 def test_senses_out_of_range(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        modalities(**options)  # type: ignore[arg-type]
+    refuses(message, modalities, **options)
 
 
 # Series -----------------------------------------------------------------------------------------------------
@@ -284,8 +284,7 @@ def test_channels_are_standardised_by_training_steps_alone(tmp_path: Path) -> No
 )
 def test_faulty_series_folders(tmp_path: Path, change: tuple[str, str], files: dict[str, str], message: str) -> None:
     rows = ROWS.replace(*change) if change[0] else ROWS
-    with pytest.raises(ValueError, match=message):
-        sensor_series(series_folder(tmp_path, rows, **files))
+    refuses(message, sensor_series, series_folder(tmp_path, rows, **files))
 
 
 def test_who_owns_what_can_be_said_and_must_fit(tmp_path: Path) -> None:
@@ -294,10 +293,8 @@ def test_who_owns_what_can_be_said_and_must_fit(tmp_path: Path) -> None:
         check_ownership(sensor_series(root, unseen=["east"], modalities={"south": ("text", "series")}))
     with pytest.raises(ValueError, match=r"data.modalities must be distinct names out of north, south, got .'west'"):
         sensor_series(root, unseen=["east"], modalities={"west": ("text",)})
-    with pytest.raises(ValueError, match=r"unseen must be distinct names out of .*got .'west'"):
-        sensor_series(root, unseen=["west"])
-    with pytest.raises(ValueError, match="expected a training example of client 'east'"):
-        sensor_series(root)
+    refuses(r"unseen must be distinct names out of .*got .'west'", sensor_series, root, unseen=["west"])
+    refuses("expected a training example of client 'east'", sensor_series, root)
 
 
 def test_the_packaged_recipe_runs_on_the_folder_of_its_own_example(tmp_path: Path) -> None:
@@ -314,5 +311,4 @@ def test_the_packaged_recipe_runs_on_the_folder_of_its_own_example(tmp_path: Pat
     recipe = load_recipe("sensors", [f"data.root={folder}", "run.rounds=1", "run.workers=1", "model.layers=1"])
     summary = run(recipe.method("modality_transformer"), tmp_path / "run")
     assert set(summary["personal"]) == {"hall north", "hall south"}
-    with pytest.raises(ValueError, match=r"data\.root"):
-        load_recipe("sensors")
+    refuses(r"data\.root", load_recipe, "sensors")

@@ -6,6 +6,7 @@ import pytest
 from confed.datasets import six_styles as module
 from confed.datasets.scenes.graph import NOUNS
 from confed.datasets.six_styles import plain_objects, six_styles
+from refusals import refuses
 
 SMALL = {"train": 44, "validation": 11, "test": 33}
 
@@ -107,5 +108,4 @@ def test_plain_things_for_pretraining():
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        six_styles(**options)
+    refuses(message, six_styles, **options)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from confed.datasets.ucm import ucm_vqa
 from confed.registry import datasets
+from refusals import refuses
 from repository import ROOT
 
 REAL = Path(os.environ.get("CONFED_DATA", ROOT.parent / "shared" / "data")) / "ucm_multilabel"
@@ -89,26 +90,22 @@ def test_missing_and_damaged_files(folder, name, change, message):
     path.rename(folder / "away")
     if change is not None:
         path.write_bytes(change)
-    with pytest.raises(ValueError, match=message):
-        ucm_vqa(folder, unseen=())
+    refuses(message, ucm_vqa, folder, unseen=())
 
 
 def test_answer_outside_the_vocabulary_and_unknown_picture(folder):
     file = folder / "vqa_derived.jsonl"
     text = file.read_text()
     file.write_text(text.replace('"answer": "yes"', '"answer": "perhaps"', 1))
-    with pytest.raises(ValueError, match=r"row 2: expected yes, no, .* got 'perhaps'"):
-        ucm_vqa(folder)
+    refuses(r"row 2: expected yes, no, .* got 'perhaps'", ucm_vqa, folder)
     file.write_text(text.replace("forest00.jpg", "../x.jpg", 1))
-    with pytest.raises(ValueError, match=r"row 1: expected a picture of labels.jsonl, got '\.\./x\.jpg'"):
-        ucm_vqa(folder)
+    refuses(r"row 1: expected a picture of labels.jsonl, got '\.\./x\.jpg'", ucm_vqa, folder)
 
 
 def test_a_misspelt_split_is_refused_and_no_question_is_lost(folder):
     file = folder / "labels.jsonl"
     file.write_text(file.read_text().replace('"split": "train"', '"split": "trian"', 1))
-    with pytest.raises(ValueError, match=r"labels\.jsonl, row \d+: expected the split train, val or test, got 'trian'"):
-        ucm_vqa(folder)
+    refuses(r"labels\.jsonl, row \d+: expected the split train, val or test, got 'trian'", ucm_vqa, folder)
 
 
 @needs_data

@@ -24,6 +24,7 @@ from confed.models.grid_features import load_vision_encoder
 from confed.prepare.region_features import Options, prepare
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 RNG = np.random.default_rng(7)
 PICTURES = {"train2014": range(9, 49, 2), "val2014": range(10, 30, 2)}
@@ -143,8 +144,7 @@ def test_numbers_beside_an_hdf5_file(tmp_path: Path):
     with h5py.File(tmp_path / "train.hdf5", "w") as file:
         file["features"], file["boxes"] = np.zeros((2, 3, 4)), np.zeros((2, 3, 4))
     (tmp_path / "train36_imgid2idx.json").write_text(json.dumps({"1": 0, "2": 1}))
-    with pytest.raises(ValueError, match=r"'image_ids', or a JSON object train_imgid2idx\.json"):
-        list(read_layout(tmp_path / "train.hdf5"))
+    refuses(r"'image_ids', or a JSON object train_imgid2idx\.json", list, read_layout(tmp_path / "train.hdf5"))
     own = tmp_path / "train_imgid2idx.json"
     own.write_text(json.dumps({"7": 1, "5": 0}))
     assert [part.image for part in read_layout(tmp_path / "train.hdf5")] == [5, 7]
@@ -155,8 +155,7 @@ def test_numbers_beside_an_hdf5_file(tmp_path: Path):
         ({"7": 0}, r"expected the numbers of 2 pictures, .*got 1"),
     ):
         own.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=message):
-            list(read_layout(tmp_path / "train.hdf5"))
+        refuses(message, list, read_layout(tmp_path / "train.hdf5"))
 
 
 def test_faulty_hdf5_files_are_refused(tmp_path: Path):
@@ -174,8 +173,7 @@ def test_faulty_hdf5_files_are_refused(tmp_path: Path):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             for key, values in ({"image_ids": [1]} | arrays).items():
                 file[key] = values
-        with pytest.raises(ValueError, match=message):
-            list(read_layout(tmp_path / f"{name}.h5"))
+        refuses(message, list, read_layout(tmp_path / f"{name}.h5"))
 
 
 def test_sizes_of_pictures_may_be_arrays_of_one_number(tmp_path: Path):
@@ -191,13 +189,11 @@ def test_hdf5_without_numbers_of_the_pictures(tmp_path: Path):
     with pytest.raises(ValueError, match=r"'image_ids', or a JSON object a_imgid2idx\.json.*\.pkl file is not read"):
         list(read_layout(tmp_path / "a.h5"))
     (tmp_path / "b.h5").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"b\.h5: expected a complete HDF5 file"):
-        list(read_layout(tmp_path / "b.h5"))
+    refuses(r"b\.h5: expected a complete HDF5 file", list, read_layout(tmp_path / "b.h5"))
 
 
 def test_what_is_no_layout(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"expected \.npz or \.npy files"):
-        list(read_layout(tmp_path))
+    refuses(r"expected \.npz or \.npy files", list, read_layout(tmp_path))
     with pytest.raises(ValueError, match=r"a folder with \.npz or \.npy files, or a file \.h5 or \.hdf5, got"):
         list(read_layout(tmp_path / "features.tsv"))
 
@@ -259,11 +255,9 @@ def test_one_file_is_read_row_by_row_and_by_the_format_itself(tmp_path: Path, pr
 def test_damaged_files_are_refused(tmp_path: Path):
     file, index = tmp_path / "regions.safetensors", RegionIndex((5, 6), 1, 2)
     rows = [(np.ones((1, 2)), np.zeros((1, 4)))] * 2
-    with pytest.raises(ValueError, match=r"regions\.json does not exist"):
-        StoredRegions(file)
+    refuses(r"regions\.json does not exist", StoredRegions, file)
     for given, message in ((rows[:1], "2 pictures, got 1"), ([*rows, rows[0]], "2 pictures, got more")):
-        with pytest.raises(ValueError, match=message):
-            write_regions(file, index, given)
+        refuses(message, write_regions, file, index, given)
     with pytest.raises(ValueError, match="picture 6 is beyond float16"):
         write_regions(file, index, [rows[0], (np.full((1, 2), 1e6), np.zeros((1, 4)))])
     assert not any(tmp_path.iterdir()), "nothing half done is left"
@@ -273,28 +267,22 @@ def test_damaged_files_are_refused(tmp_path: Path):
         ):
             write_regions(file, index, [(np.ones(shape), np.zeros((shape[0], 4)))] * 2)
     write_regions(file, index, rows)
-    with pytest.raises(ValueError, match="2 pictures, got 1"):
-        write_regions(file, index, rows[:1])
+    refuses("2 pictures, got 1", write_regions, file, index, rows[:1])
     assert len(StoredRegions(file)) == 2, "a failure leaves the old file as it was"
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
-    with pytest.raises(ValueError, match="is cut off: expected"):
-        StoredRegions(file)
+    refuses("is cut off: expected", StoredRegions, file)
     file.write_bytes(b"\x05")
-    with pytest.raises(ValueError, match="expected a safetensors file of region features"):
-        StoredRegions(file)
+    refuses("expected a safetensors file of region features", StoredRegions, file)
     file.write_bytes(whole)
     beside = file.with_suffix(".json")
     content = json.loads(beside.read_text())
     beside.write_text(json.dumps({**content, "images": [5]}))
-    with pytest.raises(ValueError, match=r"features must have shape \(1, 1, 2\)"):
-        StoredRegions(file)
+    refuses(r"features must have shape \(1, 1, 2\)", StoredRegions, file)
     beside.write_text(json.dumps({**content, "format": 2}))
-    with pytest.raises(ValueError, match="expected an index of region features"):
-        StoredRegions(file)
+    refuses("expected an index of region features", StoredRegions, file)
     beside.write_text("{}")
-    with pytest.raises(ValueError, match="expected an index of region features"):
-        StoredRegions(file)
+    refuses("expected an index of region features", StoredRegions, file)
 
 
 # Preparing
@@ -334,13 +322,10 @@ def test_features_that_do_not_fit(root: Path, tmp_path: Path):
         prepare(root, [npz(tmp_path / "some", some)])
     folder = npz(tmp_path / "all", everywhere())
     npz(folder, {11: 4}, width=6)
-    with pytest.raises(ValueError, match=r"0011\.jpg\.npz: expected 8 features per region, got 6"):
-        prepare(root, [folder])
+    refuses(r"0011\.jpg\.npz: expected 8 features per region, got 6", prepare, root, [folder])
     npz(folder, {11: 3})
-    with pytest.raises(ValueError, match=r"0011\.jpg\.npz: expected 4 regions, got 3"):
-        prepare(root, [folder], options=Options(regions=4))
-    with pytest.raises(ValueError, match="expected 2048 features per region, got 8"):
-        prepare(root, [folder], options=Options(width=2048))
+    refuses(r"0011\.jpg\.npz: expected 4 regions, got 3", prepare, root, [folder], options=Options(regions=4))
+    refuses("expected 2048 features per region, got 8", prepare, root, [folder], options=Options(width=2048))
     assert not (root / "regions.safetensors").exists()
 
 
@@ -351,10 +336,8 @@ def test_what_prepare_is_not_told(root: Path, tmp_path: Path):
         ({"encoder": "vit"}, r"expected folders of pictures \(images\)"),
         ({"features": [tmp_path], "out": tmp_path / "regions.npz"}, r"out: expected a file \.safetensors"),
     ):
-        with pytest.raises(ValueError, match=message):
-            prepare(root, **arguments)
-    with pytest.raises(ValueError, match="grid must be at least 1, got 0"):
-        Options(grid=0)
+        refuses(message, prepare, root, **arguments)
+    refuses("grid must be at least 1, got 0", Options, grid=0)
 
 
 # Answers
@@ -396,10 +379,8 @@ def test_the_label_of_a_question_with_several_answers(annotations: list[str], ma
 
 def test_annotation_files_of_the_wrong_split(root: Path):
     official(root, {"train2014": PICTURES["val2014"]}, subtype="val2014")
-    with pytest.raises(ValueError, match=r"train2014_questions\.json: expected the split 'train2014', got 'val2014'"):
-        prepare(root, [root])
-    with pytest.raises(ValueError, match="expected the split 'train2014', got 'val2014'"):
-        vqa_v2(root, images=("somewhere",))
+    refuses(r"train2014_questions\.json: expected the split 'train2014', got 'val2014'", prepare, root, [root])
+    refuses("expected the split 'train2014', got 'val2014'", vqa_v2, root, images=("somewhere",))
 
 
 def test_an_encoder_of_transformers_makes_features_of_pictures(root: Path, tmp_path: Path):
@@ -452,8 +433,7 @@ def test_an_encoder_without_all_its_tensors_is_refused(tmp_path: Path):
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["layernorm.weight"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 tensors of its model, the first: layernorm\.weight"):
-        load_vision_encoder(str(tmp_path))
+    refuses(r"lacks 1 tensors of its model, the first: layernorm\.weight", load_vision_encoder, str(tmp_path))
     with pytest.raises(ValueError, match=r"expected a folder with a model of `transformers` or a hub name"):
         load_vision_encoder(str(tmp_path / "nowhere"))
 
@@ -537,30 +517,25 @@ def test_answers_outside_the_vocabulary(root: Path, tmp_path: Path):
     # Files of one's own in this layout are not called those of COCO.
     assert data.facts["origin"].endswith("questions, not those published")
     assert "licence" not in data.facts
-    with pytest.raises(ValueError, match="expected two answers to at least 100 of 90 questions, got 0; lower it"):
-        vqa_v2(root, min_answers=100)
+    refuses("expected two answers to at least 100 of 90 questions, got 0; lower it", vqa_v2, root, min_answers=100)
 
 
 def test_what_the_dataset_lacks(root: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="data prepare vqa-v2 --root"):
-        vqa_v2(root)
-    with pytest.raises(ValueError, match=r"nowhere does not exist; data\.root is the folder"):
-        vqa_v2(tmp_path / "nowhere")
+    refuses("data prepare vqa-v2 --root", vqa_v2, root)
+    refuses(r"nowhere does not exist; data\.root is the folder", vqa_v2, tmp_path / "nowhere")
     some = {"train2014": PICTURES["train2014"], "val2014": [10]}
     folder = npz(tmp_path / "features", everywhere())
     prepare(official(tmp_path / "small", some), [folder])
     stored = tmp_path / "stored.safetensors"
     prepare(root, [folder], out=stored)
-    with pytest.raises(ValueError, match="got all but 9: 12, 14"):
-        vqa_v2(root, regions=tmp_path / "small" / "regions.safetensors")
+    refuses("got all but 9: 12, 14", vqa_v2, root, regions=tmp_path / "small" / "regions.safetensors")
     for options, message in (
         ({"clients": 0}, "clients must be at least 1"),
         ({"partition": "thirds"}, "partition must be one of halves, code"),
         ({"validation": 0.0}, r"validation must lie in \(0, 1\)"),
         ({"clients": 500, "validation": 0.2, "regions": stored}, "for each of 500 clients, got too few"),
     ):
-        with pytest.raises(ValueError, match=message):
-            vqa_v2(root, **options)
+        refuses(message, vqa_v2, root, **options)
 
 
 def test_the_command_prints_what_it_found(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.algorithms.fedavg import FedAvg
 from confed.deployment.audit import REMOVED, audit, erase, retain
 from confed.deployment.server import run_server
@@ -25,6 +25,7 @@ from confed.system.folder_lock import exclusive
 from confed.testing.toy import toy_setup
 from led_recipe import SITES_OF, grid_of, recipe_of
 from memory_transport import CLIENTS, QUICK, Letters
+from refusals import refuses
 
 
 class Audited(Letters):
@@ -95,7 +96,7 @@ def test_a_journal_that_was_changed_is_named(folders: Path, damage: Callable[[Pa
     assert [(line.site, line.journal) for line in wrong] == [("client-1", "privacy")]
     assert wrong[0].verdict == "removed, cut or put back from an old copy"
     assert sorted((path, path.read_bytes()) for path in folders.rglob("*") if path.is_file()) == before
-    assert exit_code(["federation", "audit", str(folders / "server"), str(folders / "client-1")]) == 1
+    assert confed("federation", "audit", str(folders / "server"), str(folders / "client-1")) == 1
 
 
 def test_signatures_of_another_key_and_changed_ones_are_named(folders: Path) -> None:
@@ -113,8 +114,7 @@ def test_signatures_of_another_key_and_changed_ones_are_named(folders: Path) -> 
 
 
 def test_a_folder_that_is_none_is_refused(folders: Path) -> None:
-    with pytest.raises(ValueError, match="is no server's run folder, or no round has ended"):
-        audit(folders / "client-0")
+    refuses("is no server's run folder, or no round has ended", audit, folders / "client-0")
     with pytest.raises(ValueError, match="is no private folder of client-0, client-1, client-2"):
         audit(folders / "server", [folders / "server" / "x"])
 
@@ -126,16 +126,14 @@ def test_an_erased_site_is_in_no_list_and_what_is_left_is_said(tmp_path: Path) -
     run_server(recipe, state, FlowerTransport(grid_of(tmp_path / "recipe.toml", tmp_path)), names=SITES_OF)
     summary = (state / "summary.json").read_bytes()
     (state / "summary.json").unlink()
-    with pytest.raises(ValueError, match="goes on: revoke the site"):
-        erase(state, "warm")
+    refuses("goes on: revoke the site", erase, state, "warm")
     (state / "summary.json").write_bytes(summary)
     left = erase(state, "warm")
     assert any("the global model holds what warm sent in rounds 1 to 1 (1 rounds): `confed forget`" in x for x in left)
     assert "warm" not in (state / "members.json").read_text()
     assert "warm" not in (state / "final.json").read_text()
     assert {line.site for line in audit(state)} == {"cold", "both"}
-    with pytest.raises(ValueError, match="has no site 'warm'; there are cold, both"):
-        erase(state, "warm")
+    refuses("has no site 'warm'; there are cold, both", erase, state, "warm")
 
 
 def aged(path: Path, days: float) -> None:
@@ -156,7 +154,7 @@ def test_what_is_older_than_retention_goes_and_is_in_the_books(
     for path, days in ((old, 91), (site / "state" / "newer", 89), (site / "run-2", 91), (site / "run", 400)):
         aged(path, days)
     chains = {path.name: path.read_bytes() for path in site.glob("*.json*")}
-    assert exit_code(["federation", "retain", str(site), "--days", "90"]) == 0
+    assert confed("federation", "retain", str(site), "--days", "90") == 0
     assert not old.exists()
     assert not (site / "run-2").exists()
     assert (site / "state" / "newer").is_dir()
@@ -175,13 +173,10 @@ def test_retention_leaves_what_is_in_use(folders: Path) -> None:
     (folders / "server" / "checkpoint").mkdir()
     (folders / "server" / "checkpoint" / "000002.safetensors").write_bytes(b"12")
     aged(folders / "server" / "checkpoint", 3)
-    with pytest.raises(ValueError, match="goes on, and needs its checkpoints"):
-        retain(folders / "server", 1)
+    refuses("goes on, and needs its checkpoints", retain, folders / "server", 1)
     (folders / "server" / "summary.json").write_text("{}")
     assert [line.partition(":")[0] for line in retain(folders / "server", 1)] == ["checkpoint/000002.safetensors"]
-    with pytest.raises(ValueError, match="--days must be at least 1, got 0"):
-        retain(folders / "client-1", 0)
-    with pytest.raises(ValueError, match="neither a server's run folder nor a site's"):
-        retain(folders, 1)
+    refuses("--days must be at least 1, got 0", retain, folders / "client-1", 0)
+    refuses("neither a server's run folder nor a site's", retain, folders, 1)
     with exclusive(folders / "client-1"), pytest.raises(ValueError, match="another process is working in"):
         retain(folders / "client-1", 1)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.authority import make_key
 from confed.deployment.policy import check_consents, check_policy, give_consent
 from confed.deployment.provision import Federation, provision, read_sites, sign_again
+from refusals import refuses
 
 WHO = "Dr. A. Weber, data protection officer"
 
@@ -64,8 +65,7 @@ def test_no_word_of_a_consent_can_be_changed(word: str, root: Path) -> None:
 def test_nobody_consents_for_another_site(root: Path, tmp_path: Path) -> None:
     south, file = root / "sites" / "south", root / "sites" / "north" / "own.json"
     give_consent(file, "north", WHO, south / "key", south / "policy.toml")
-    with pytest.raises(ValueError, match="the consent of 'north'"):
-        check_consents(read_card(file), read_sites(root / "server" / "sites.json"))
+    refuses("the consent of 'north'", check_consents, read_card(file), read_sites(root / "server" / "sites.json"))
 
 
 def test_another_policy_than_agreed_to_is_refused_on_joining(
@@ -76,12 +76,11 @@ def test_another_policy_than_agreed_to_is_refused_on_joining(
     monkeypatch.chdir(site)
     check_policy(read_card(site / "card.json"), "north", "policy.toml")
     (site / "policy.toml").write_text("rounds = 200\n")
-    assert exit_code(["client", "recipe.toml", "--site", "north", "--ca", "ca.crt", "--card", "card.json"])
+    assert confed("client", "recipe.toml", "--site", "north", "--ca", "ca.crt", "--card", "card.json")
     said = " ".join(capsys.readouterr().err.split())
     assert f"policy.toml is not what {WHO} consented to on 20" in said
     (site / "policy.toml").unlink()
-    with pytest.raises(ValueError, match="no policy is not what"):
-        check_policy(read_card(site / "own.json"), "north", "")
+    refuses("no policy is not what", check_policy, read_card(site / "own.json"), "north", "")
 
 
 def test_the_command_writes_a_consent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +88,7 @@ def test_the_command_writes_a_consent(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(site)
     (site / "own.json").write_text(card_of_site("north").to_json())
     assert "consent" not in json.loads((site / "own.json").read_text())["clients"]["north"]
-    assert exit_code(["federation", "consent", "own.json", "north", "--by", "A. Weber"]) == 0
+    assert confed("federation", "consent", "own.json", "north", "--by", "A. Weber") == 0
     check_consents(read_card(site / "own.json"), read_sites(root / "server" / "sites.json"))
 
 
@@ -105,5 +104,4 @@ def test_what_is_no_consent_is_refused(site: str, by: str, policy: str, why: str
     (tmp_path / "card.json").write_text(card_of_site("north").to_json())
     (tmp_path / "policy.toml").write_text(policy)
     make_key(tmp_path / "key")
-    with pytest.raises(ValueError, match=why):
-        give_consent(tmp_path / "card.json", site, by, tmp_path / "key", tmp_path / "policy.toml")
+    refuses(why, give_consent, tmp_path / "card.json", site, by, tmp_path / "key", tmp_path / "policy.toml")

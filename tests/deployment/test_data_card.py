@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.datasets.card import Card, CardClient, merged, read_card
 from confed.deployment.provision import card_of_recipe, merge_cards, with_card, write_card
 from confed.deployment.server import common_ground
@@ -19,6 +19,7 @@ from confed.report.report import write_report
 from confed.results.folder import read_jsonl
 from confed.runs.build import prepare
 from confed.runs.run import run
+from refusals import refuses
 
 SITES = ("warm", "cold", "both")
 BASE = (
@@ -104,8 +105,7 @@ def test_sites_with_own_words_and_a_card_give_the_simulators_run(tmp_path: Path)
     same(again, tmp_path / "simulated")
     # The run goes on with its card, and with no other.
     card.write_text(card.read_text().replace("{", "{ ", 1))
-    with pytest.raises(ValueError, match="expected the card that this run began with"):
-        prepare(load_recipe(state / "recipe.toml"))
+    refuses("expected the card that this run began with", prepare, load_recipe(state / "recipe.toml"))
     with pytest.raises(ValueError, match="a run of another recipe"):
         led(recipe, card, tmp_path / "fed", SITES, lambda name: {"data-only": name, "data-card": str(card)})
 
@@ -209,7 +209,7 @@ def test_a_card_holds_no_examples(tmp_path: Path) -> None:
 def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_of(*SQUARES)
     state = led(recipe, card_at(tmp_path / "cards", recipe), tmp_path / "fed", SITES, lambda _: {})
-    assert exit_code(["export", str(state), str(tmp_path / "exported")]) == 0, capsys.readouterr().err
+    assert confed("export", str(state), str(tmp_path / "exported")) == 0, capsys.readouterr().err
     assert (tmp_path / "exported").is_dir()
 
 
@@ -218,16 +218,14 @@ def test_a_model_that_was_led_without_data_is_exported(tmp_path: Path, capsys: p
 
 def test_cards_that_contradict_each_other_are_not_united(tmp_path: Path) -> None:
     card = card_of_recipe(recipe_of(*SQUARES))
-    with pytest.raises(ValueError, match="at least two cards, got 1"):
-        merged([card])
+    refuses("at least two cards, got 1", merged, [card])
     for changes, says in (
         ({"picture": (8, 8)}, r"agree on 'picture', got \(64, 64\), \(8, 8\)"),
         ({"data": "scenes"}, "agree on 'data'"),
         ({"places": {"everything": 5}}, "the same of 'everything' in 'places'"),
         ({"clients": {"far": CardClient(modalities=("audio",))}}, "which modalities their clients have"),
     ):
-        with pytest.raises(ValueError, match=says):
-            merged([card, replace(card, **changes)])
+        refuses(says, merged, [card, replace(card, **changes)])
     assert merged([card, replace(card, picture=None)]).picture == (64, 64)
 
 
@@ -258,12 +256,10 @@ def test_data_that_a_card_does_not_cover_are_refused(
 def test_nobody_trains_on_a_card(tmp_path: Path) -> None:
     recipe = recipe_of(*SQUARES)
     card = card_at(tmp_path, recipe)
-    with pytest.raises(ValueError, match="there are no examples to run on"):
-        run(with_card(recipe, card), tmp_path / "run")
+    refuses("there are no examples to run on", run, with_card(recipe, card), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     own = recipe_of(*SQUARES, "data.only=warm", f"data.card={card}")
-    with pytest.raises(ValueError, match="no training examples of client 'cold' here"):
-        open_site(own, "cold", tmp_path / "private")
+    refuses("no training examples of client 'cold' here", open_site, own, "cold", tmp_path / "private")
 
 
 def test_labels_that_a_card_does_not_cover_are_refused(tmp_path: Path) -> None:
@@ -275,8 +271,7 @@ def test_labels_that_a_card_does_not_cover_are_refused(tmp_path: Path) -> None:
         ({"picture": (9, 9)}, r"as the card says, \(9, 9\), and are \(8, 8\) here"),
     )):  # fmt: skip
         write_card(replace(card, **changes), tmp_path / f"{number}.json")
-        with pytest.raises(ValueError, match=says):
-            prepare(recipe_of(*SHADES, f"data.card={tmp_path / f'{number}.json'}"))
+        refuses(says, prepare, recipe_of(*SHADES, f"data.card={tmp_path / f'{number}.json'}"))
 
 
 def without(key: str) -> Callable[[dict[str, Any]], Any]:
@@ -316,7 +311,7 @@ def test_a_faulty_card_is_named(change: Callable[[dict[str, Any]], Any], says: s
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(arguments) == 2
+    assert confed(*arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -331,7 +326,7 @@ def test_damaged_files_and_cards_of_other_recipes_are_named(tmp_path: Path, caps
 
 def test_cards_are_written_and_united_at_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def done(*arguments: str) -> dict[str, Any]:
-        assert exit_code(["federation", "card", *arguments, "--json"]) == 0
+        assert confed("federation", "card", *arguments, "--json") == 0
         return json.loads(capsys.readouterr().out)
 
     files = [str(tmp_path / f"{name}.json") for name in SITES]

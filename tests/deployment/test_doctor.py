@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed.data.examples import FederatedDataset
 from confed.deployment.demo import free_port
 from confed.deployment.doctor import Finding, check_data, check_server
@@ -22,6 +22,7 @@ from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own
 
@@ -118,8 +119,7 @@ def test_nobody_there_is_told_apart_from_no_such_name(folder: Path) -> None:
     assert "nothing listens on port" in closed.advice
     unknown = one(check_server("no-such-host.invalid:1", own / "key", own / "ca.crt"), "reachable")
     assert "no machine is known as 'no-such-host.invalid'" in unknown.advice
-    with pytest.raises(ValueError, match="must be HOST:PORT, got 'server'"):
-        check_server("server", own / "key", own / "ca.crt")
+    refuses("must be HOST:PORT, got 'server'", check_server, "server", own / "key", own / "ca.crt")
 
 
 def test_keys_clocks_and_versions_are_looked_at(
@@ -173,15 +173,15 @@ def test_the_verb_prints_what_to_do(
         "doctor", "--server", f"localhost:{port}", "--recipe", str(file), "--site", "warm", "--ca", str(own / "ca.crt"),
         "--unsigned", "--key", str(own / "key"), "--private", str(tmp_path),
     ]  # fmt: skip
-    assert exit_code(given) == 0
+    assert confed(*given) == 0
     assert "this site can join" in capsys.readouterr().out
     card = tmp_path / "card.json"
     write_card(card_of_recipe(load_recipe(str(file))), card)
-    assert exit_code([*given, "--card", str(card)]) == 0
+    assert confed(*given, "--card", str(card)) == 0
     (torn := tmp_path / "torn.json").write_text(card.read_text()[:100])
-    assert exit_code([*given, "--card", str(torn)]) == 1
+    assert confed(*given, "--card", str(torn)) == 1
     assert "torn.json" in capsys.readouterr().out
     make_key(tmp_path / "key")
-    assert exit_code([*given[:-3], str(tmp_path / "key"), "--json"]) == 1
+    assert confed(*given[:-3], str(tmp_path / "key"), "--json") == 1
     told = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
     assert told["listed"]["mark"] == "bad"

@@ -13,7 +13,7 @@ import torch
 from cryptography import x509
 from safetensors.torch import load_file
 
-from command import exit_code
+from command_line import confed
 from confed.cli import main
 from confed.deployment.authority import make_authority
 from confed.deployment.doctor import check_signature
@@ -49,6 +49,7 @@ from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from led_recipe import recipe_of
+from refusals import refuses
 
 RECIPE = ["data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny"]
 
@@ -80,7 +81,7 @@ def refused(site: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
         "--key",
         str(site / "key"),
     ]
-    assert exit_code([*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more]) == 2
+    assert confed(*command, "--ca", str(site / "ca.crt"), "--private", str(site / "private"), *more) == 2
     assert not (site / "private").exists()
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
@@ -145,14 +146,11 @@ def test_the_server_s_own_key_is_no_authority(site: Path) -> None:
 
     server = site.parents[1] / "server"
     sign(verified(site, (site / "ca.crt").read_bytes()), (server / "server.key").read_bytes(), [site])
-    with pytest.raises(ValueError, match="is not signed by the authority"):
-        verified(site, (site / "ca.crt").read_bytes())
+    refuses("is not signed by the authority", verified, site, (site / "ca.crt").read_bytes())
     (site / SIGNATURE).write_text("no base64")
-    with pytest.raises(ValueError, match="must hold a signature in base64"):
-        verified(site, (site / "ca.crt").read_bytes())
+    refuses("must hold a signature in base64", verified, site, (site / "ca.crt").read_bytes())
     (site / SIGNATURE).write_bytes(base64.b64encode(b"short"))
-    with pytest.raises(ValueError, match="is not signed by the authority"):
-        verified(site, (site / "ca.crt").read_bytes())
+    refuses("is not signed by the authority", verified, site, (site / "ca.crt").read_bytes())
 
 
 def test_a_card_that_nobody_signed_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +168,7 @@ def test_a_site_that_made_its_own_key_is_signed_again(site: Path, capsys: pytest
     assert sign_again(server, server.parent / "authority" / "ca.key") == [site.parent / "warm", site, server]
     manifest = verified(site, (site / "ca.crt").read_bytes())
     check_site(manifest, "cold", public, recipe=site / "recipe.toml", card=site / "card.json")
-    with pytest.raises(ValueError, match="site 'third' is not among those"):
-        check_site(manifest, "third")
+    refuses("site 'third' is not among those", check_site, manifest, "third")
 
 
 def test_doctor_looks_at_the_signature(site: Path) -> None:
@@ -196,13 +193,12 @@ def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
     sign_again(root / "server", root / "provision" / "cert.json")
     check_signed(*given)
     (kit / "recipe.toml").write_text("x = 3\n")
-    with pytest.raises(ValueError, match="not the one that the coordinator signed"):
-        check_signed(*given)
+    refuses("not the one that the coordinator signed", check_signed, *given)
 
 
 def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ["federation", "new", str(tmp_path / "fed"), "--recipe", "fedvqa_scenes", *RECIPE, "--sites"]
-    assert exit_code([*new, "warm,mars"]) == 2
+    assert confed(*new, "warm,mars") == 2
     assert "--sites: the recipe's data have no client 'mars'; there are warm, cold, both" in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
     elsewhere = ["data.name=vqa_v2", "data.root=nowhere", "~data.train", "~data.test", "--method", "fedavg"]
@@ -252,9 +248,7 @@ def test_an_older_signed_manifest_is_refused(home: Path, capsys: pytest.CaptureF
     for name in SIGNED:  # somebody on the way hands out what the coordinator signed before
         shutil.copy(old / name, home / name)
     command = ["client", str(home / "recipe.toml"), "--site", "cold", "--server", "localhost:1", "--key"]
-    assert (
-        exit_code([*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")]) == 2
-    )
+    assert confed(*command, str(home / "key"), "--ca", str(home / "ca.crt"), "--private", str(home / "private")) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"{MANIFEST} has the serial number 1, and this site has accepted 2" in said
     given = (home / "ca.crt", home / "key", "cold", str(home / "recipe.toml"), None)
@@ -266,13 +260,11 @@ def test_another_manifest_with_the_same_number_is_refused(home: Path) -> None:
     authority, manifest = newer(home)
     accept(home / "private", authority, manifest)
     other = Manifest(manifest.sites, "0" * 64, serial=manifest.serial)
-    with pytest.raises(ValueError, match="differs from the one with the same serial number 2"):
-        accept(home / "private", authority, other)
+    refuses("differs from the one with the same serial number 2", accept, home / "private", authority, other)
     another = make_authority(home / "another", 10)
     check_serial(home / "private", another, other)
     accept(home / "private", authority, Manifest(manifest.sites, "0" * 64, serial=3))
-    with pytest.raises(ValueError, match="the serial number 2, and this site has accepted 3"):
-        check_serial(home / "private", authority, manifest)
+    refuses("the serial number 2, and this site has accepted 3", check_serial, home / "private", authority, manifest)
 
 
 def test_a_coordinator_chooses_numbers_upwards_only(home: Path) -> None:
@@ -305,8 +297,7 @@ def test_a_serial_number_that_is_none_is_refused(home: Path, serial: object) -> 
     manifest = verified(server, (server / "ca.crt").read_bytes())
     key = (server.parent / "authority" / "ca.key").read_bytes()
     sign(Manifest(manifest.sites, manifest.recipe, serial=serial), key, [home])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be a manifest of format 2"):
-        verified(home, (home / "ca.crt").read_bytes())
+    refuses("must be a manifest of format 2", verified, home, (home / "ca.crt").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -316,8 +307,7 @@ def test_a_damaged_memory_is_named(home: Path, content: str) -> None:
     authority, manifest = newer(home)
     (home / "private").mkdir()
     (home / "private" / ACCEPTED).write_text(content)
-    with pytest.raises(ValueError, match=r"manifests\.json must hold"):
-        check_serial(home / "private", authority, manifest)
+    refuses(r"manifests\.json must hold", check_serial, home / "private", authority, manifest)
 
 
 def test_a_new_list_of_sites_reaches_the_sites_folders(home: Path) -> None:
@@ -368,8 +358,7 @@ def test_the_authoritys_key_is_found_where_any_version_made_it(root: Path) -> No
     sign_again(server, key_of_authority(server))
     assert verified(server, (server / "ca.crt").read_bytes()).serial == 3
     (server / "ca.key").unlink()
-    with pytest.raises(ValueError, match=r"authority/ca\.key must hold the authority's private key"):
-        sign_again(server, key_of_authority(server))
+    refuses(r"authority/ca\.key must hold the authority's private key", sign_again, server, key_of_authority(server))
 
 
 FOUR = ("warm", "cold", "both", "late")

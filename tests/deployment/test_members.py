@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from command import exit_code
+from command_line import confed
 from confed.deployment.provision import Federation, provision
 from confed.deployment.server import FinalResults, run_server
 from confed.engines.flower.loopback import LoopbackGrid
@@ -25,6 +25,7 @@ from confed.results.summary import Summary
 from confed.system.events import Caution, Event, RunProgress
 from hostile_reply import COLD
 from led_recipe import SITES_OF, grid_of, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 
 WARM, BOTH = SITES_OF.index("warm"), SITES_OF.index("both")
@@ -165,8 +166,9 @@ def test_kills_returns_and_restarts_give_one_table(
     for key in (*TABLE, "membership", "bytes_up", "bytes_down"):
         assert summary[key] == whole[key], key
     assert not [note for note in summary["notes"] if "not evaluated" in note or "every mean" in note]
-    for name in SITES_OF:  # nobody answers for the same model twice, and everybody has it
+    for name in SITES_OF:  # nobody is asked of the same model twice, and everybody has it
         assert len((tmp_path / name / "evaluations.jsonl").read_text().splitlines()) == 1
+        assert (tmp_path / name / "audit.jsonl").read_text().count('"action": "evaluate"') == 1
         given = load_file(tmp_path / name / "run" / "models" / "global" / "trained.safetensors")
         model = load_file(led.state / "models" / "global" / "trained.safetensors")
         assert all((given[key] == value).all() for key, value in model.items())
@@ -276,8 +278,7 @@ def test_a_restart_does_not_wait_for_who_is_missing(tmp_path: Path) -> None:
 
 def test_nothing_is_delivered_without_a_finished_run(tmp_path: Path) -> None:
     led = Federated(tmp_path)
-    with pytest.raises(ValueError, match="must hold a finished run for --deliver"):
-        led.run(deliver=True)
+    refuses("must hold a finished run for --deliver", led.run, deliver=True)
     assert not led.state.exists()
 
 
@@ -303,7 +304,7 @@ def once(kit: Path, *more: str) -> int:
         "client", str(kit / "recipe.toml"), "--site", "warm", "--server", "127.0.0.1:1", "--insecure", "--once",
         "--key", str(kit / "key"), "--private", str(kit / "private"), *more,
     ]  # fmt: skip
-    return exit_code(arguments)
+    return confed(*arguments)
 
 
 @pytest.mark.timeout(30)

@@ -18,6 +18,7 @@ import pytest
 from confed.deployment.monitor import Departures, RunStatus, log_line, monitored, openmetrics, page_served, page_token
 from confed.results.folder import PAGE_TOKEN, RunFolder
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, StepProgress
+from refusals import refuses
 
 SITES = SiteStates({"north": SiteStatus("fit", "", 7, 9), "south <b>": SiteStatus("away", "timed out", 1, 2)})
 
@@ -228,8 +229,7 @@ def test_a_servers_page_is_there_before_its_run_begins(tmp_path: Path) -> None:
     assert RunFolder.create(state, "[run]").recipe.is_file()
     page_token(tmp_path / "other")
     (tmp_path / "other" / "notes.txt").touch()
-    with pytest.raises(ValueError, match="exists already"):
-        RunFolder.create(tmp_path / "other", "[run]")
+    refuses("exists already", RunFolder.create, tmp_path / "other", "[run]")
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from command import exit_code
+from command_line import confed
 from confed.cli import main
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, make_key, read_sites
@@ -228,9 +228,9 @@ def test_every_site_has_the_simulator_s_models(
     question = "which colour is this?"
     expected = ask(tmp_path / "simulated", picture, question, "cold")
     asked = ["predict", str(tmp_path / "cold"), "--image", str(picture), "--question", question, "--json"]
-    assert exit_code(asked) == 0
+    assert confed(*asked) == 0
     assert json.loads(capsys.readouterr().out) == expected
-    assert exit_code(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"]) == 0
+    assert confed("export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json") == 0
     assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
 
 
@@ -247,7 +247,7 @@ def test_earlier_models_are_set_aside_and_missing_ones_named(
     private = tmp_path / "private"
     (private / "state").mkdir(parents=True)
     (private / "audit.jsonl").touch()
-    assert exit_code(["predict", str(private), "--image", str(picture), "--question", "what?"]) == 2
+    assert confed("predict", str(private), "--image", str(picture), "--question", "what?") == 2
     assert "is a site's folder without final models yet" in " ".join(capsys.readouterr().err.split())
 
     from confed.federation.state import ClientState

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from command import exit_code
+from command_line import confed
 from confed.deployment.authority import issue_server, make_authority, make_key
 from confed.deployment.flower import TRANSPORT
 from confed.deployment.manifest import accept, check_serial, verified
@@ -36,6 +36,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.system.events import Event, Note, RunProgress, SiteStates
 from led_recipe import SITES_OF, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 
 # Flower's and FastAPI's own.
@@ -275,8 +276,7 @@ def test_two_authorities_are_trusted_while_one_follows_the_other(kit: Path, tmp_
     assert both.count(b"BEGIN CERTIFICATE") == 2
     revoke_site(server, "cold", tmp_path / "next" / "ca.key")  # signed by the next one
     signed = verified(site, both)
-    with pytest.raises(ValueError, match="not signed by the authority"):
-        verified(site, old)
+    refuses("not signed by the authority", verified, site, old)
     accept(tmp_path, both, signed)
     renew_server(server, tmp_path / "next", "localhost", 10)
     context = ssl.create_default_context(cafile=str(site / "ca.crt"))
@@ -285,8 +285,7 @@ def test_two_authorities_are_trusted_while_one_follows_the_other(kit: Path, tmp_
     from confed.deployment.manifest import Manifest
 
     older.pop("format")
-    with pytest.raises(ValueError, match="it is an older one"):
-        check_serial(tmp_path, both, Manifest(**older))
+    refuses("it is an older one", check_serial, tmp_path, both, Manifest(**older))
 
 
 def test_keys_may_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +298,7 @@ def test_keys_may_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert public.startswith("ecdsa-sha2-nistp384")
     read_key(tmp_path / "key")
     monkeypatch.setenv("CONFED_PASSPHRASE", "wrong")
-    with pytest.raises(ValueError, match="is no private key"):
-        read_key(tmp_path / "key")
+    refuses("is no private key", read_key, tmp_path / "key")
     monkeypatch.delenv("CONFED_PASSPHRASE")
     with pytest.raises(ValueError, match="is encrypted: give its passphrase in CONFED_PASSPHRASE"):
         issue_server(tmp_path / "f" / "server", tmp_path / "ca", "localhost", 10)
@@ -333,7 +331,7 @@ def test_what_cannot_be_done_is_refused(
     kit: Path, act: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (kit / "server" / SITES).read_bytes()
-    assert exit_code(["federation", act[0], str(kit / "server"), *act[1:]])
+    assert confed("federation", act[0], str(kit / "server"), *act[1:])
     assert why in " ".join(capsys.readouterr().err.split())
     assert (kit / "server" / SITES).read_bytes() == before
 
@@ -347,7 +345,7 @@ def test_the_commands_do_what_they_say(kit: Path, tmp_path: Path, capsys: pytest
         ["ca", str(tmp_path / "next"), "--beside", server],
         ["renew", server, "--host", "localhost", "--authority", str(tmp_path / "next")],
     ):
-        assert exit_code(["federation", *words]) == 0, (words, capsys.readouterr().err)
+        assert confed("federation", *words) == 0, (words, capsys.readouterr().err)
     assert list(read_sites(kit / "server" / SITES)) == ["warm", "both", "natural"]
     assert (kit / "sites" / "natural" / "policy.toml").is_file()
     assert verified(kit / "sites" / "natural", (kit / "sites" / "natural" / "ca.crt").read_bytes()).serial == 3

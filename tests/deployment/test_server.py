@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from command import exit_code
+from command_line import confed
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, read_sites
 from confed.deployment.server import MEMBERS, run_server
@@ -28,6 +28,7 @@ from confed.system import folder_lock
 from confed.system.events import Event, RunProgress
 from hostile_reply import COLD, Tamper, harmful, lead, lines_of, with_scalars
 from led_recipe import SITES_OF, grid_of, recipe_of
+from refusals import refuses
 from repository import SUPPORT
 from toy_federation import write_squares
 
@@ -88,10 +89,8 @@ def test_asynchronous_rounds_end_with_an_evaluation_everywhere(tmp_path: Path) -
 
 def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
     post = FlowerTransport(LoopbackGrid({}))
-    with pytest.raises(ValueError, match="needs all data in one place"):
-        run_server(recipe_of("central"), tmp_path / "a", post)
-    with pytest.raises(ValueError, match="no client 'nobody'"):
-        run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
+    refuses("needs all data in one place", run_server, recipe_of("central"), tmp_path / "a", post)
+    refuses("no client 'nobody'", run_server, recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
     with pytest.raises(ValueError, match=r"run\.async\.buffer must be 0 for SCAFFOLD, got 2: "):
         run_server(recipe_of("scaffold", "run.async.buffer=2"), tmp_path / "c", post)
 
@@ -114,7 +113,7 @@ def test_noise_at_the_server_is_no_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code(arguments) == 2
+    assert confed(*arguments) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -133,7 +132,7 @@ def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, caps
         "run.rounds=7",
         *data,
     ]
-    assert exit_code(arguments) == 0
+    assert confed(*arguments) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
     assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7
     assert set(read_sites(root / "server" / SITES)) == {"warm", "cold"}

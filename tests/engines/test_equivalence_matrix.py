@@ -108,8 +108,7 @@ def test_resumed_cell(name: str, way: str, tmp_path: Path):
 def test_option_beside_compression(name: str, direction: str):
     method, packed = CASES[name].algorithm, {direction: Compression(8)}
     if row_of(name).packed == "refused":
-        with pytest.raises(ValueError, match=rf"run\.{direction} must be left out for Plain: "):
-            setup_of(method, SGD, **packed)
+        refuses(rf"run\.{direction} must be left out for Plain: ", setup_of, method, SGD, **packed)
         return
     together = outcome(setup_of(method, SGD, **packed))
     assert together.errors == {}

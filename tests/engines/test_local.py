@@ -225,8 +225,7 @@ class _Leaky(PrivateHead):
 
 def test_data_of_a_client_nobody_knows() -> None:
     setup = toy_setup(FedAvg())
-    with pytest.raises(ValueError, match="no client is called 'zoe'; there are client-0"):
-        setup.data("zoe")
+    refuses("no client is called 'zoe'; there are client-0", setup.data, "zoe")
     assert isinstance(setup.data("client-0"), TableData)
 
 

@@ -35,6 +35,7 @@ from confed.federation.checkpoint import (
 )
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import encode_state
+from refusals import refuses
 
 
 def _servers(value: float) -> dict[str, ServerState]:
@@ -778,5 +779,4 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_written_anew(tmp_path: Path,
 
 
 def test_names_that_no_file_system_has_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="name"):
-        DirectoryStore(tmp_path).save("x" * 300, state(1.0))
+    refuses("name", DirectoryStore(tmp_path).save, "x" * 300, state(1.0))

@@ -33,6 +33,7 @@ from confed.registry import register_dataset
 from confed.results.stored import read_examples
 from confed.results.summary import Summary
 from confed.runs.run import run
+from refusals import refuses
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=24", "data.validation=8", "data.test=24",
@@ -108,8 +109,7 @@ def test_what_does_not_fit_is_counted_and_counts_as_wrong(runs: tuple[Path, Path
     recorded = read_examples(tmp_path / "out", "global")["newcomer"]
     for name, key in (("correct", "0/global/newcomer/correct"), ("name", "names/newcomer")):
         assert recorded[name].tolist() == kept[key].tolist()
-    with pytest.raises(ValueError, match="has an evaluation already"):
-        write_evaluation(found, tmp_path / "out")
+    refuses("has an evaluation already", write_evaluation, found, tmp_path / "out")
 
 
 def test_what_a_run_has_learned_from_is_no_test(runs: tuple[Path, Path]):
@@ -122,8 +122,7 @@ def test_what_a_run_has_learned_from_is_no_test(runs: tuple[Path, Path]):
     assert (len(newcomer.correct), len(newcomer.names), len(newcomer.names.unique())) == (36, 36, 36)
     assert newcomer.truth is not None
     assert newcomer.truth[0] == -1
-    with pytest.raises(ValueError, match="examples must be one of all, test, got 'train'"):
-        evaluate(runs[0], ["test=10"], examples="train")  # pyright: ignore[reportArgumentType]
+    refuses("examples must be one of all, test, got 'train'", evaluate, runs[0], ["test=10"], examples="train")
 
 
 def _folder(root: Path, count: int, start: int) -> Path:
@@ -201,8 +200,7 @@ SMALL = ["name=modalities", "train=8", "test=4"]
     ],
 )
 def test_what_cannot_be_tried_is_refused_in_a_line(runs: tuple[Path, Path], data, models, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(runs[0], data, models)
+    refuses(message, evaluate, runs[0], data, models)
 
 
 def test_questions_with_choices_may_have_no_training_examples():

@@ -21,6 +21,7 @@ from confed.inference.load import ExportedRun, digest, from_peft, load_exported,
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 TINY = [
     "study.methods=[]", "data.preset=dirichlet", "data.clients=2", "data.train=8", "data.validation=8", "data.test=8",
@@ -163,12 +164,10 @@ def test_files_hold_what_was_trained_and_nothing_else(exports: Any):
 
 def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     root: Path = exports[0]
-    with pytest.raises(ValueError, match=r"must be a folder that `confed export` wrote"):
-        load_exported(tmp_path)
+    refuses(r"must be a folder that `confed export` wrote", load_exported, tmp_path)
     with pytest.raises(ValueError, match=r"shares no model that answers without a client.s own parts; name a client: "):
         load_exported(root / "adapters")
-    with pytest.raises(ValueError, match=r"no client is called 'mars'; there are "):
-        load_exported(root / "lora", "mars")
+    refuses(r"no client is called 'mars'; there are ", load_exported, root / "lora", "mars")
     backbone = root / "prompt/backbone/model.safetensors"
     client = next((root / "prompt/clients").iterdir())
     head, right = client / "head.safetensors", load_file(client / "head.safetensors")
@@ -179,8 +178,7 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     ):
         load_exported(root / "prompt", client.name)
     head.write_bytes(before[:-9])
-    with pytest.raises(ValueError, match=r"head\.safetensors must be a complete safetensors file"):
-        load_exported(root / "prompt", client.name)
+    refuses(r"head\.safetensors must be a complete safetensors file", load_exported, root / "prompt", client.name)
     head.unlink()
     with pytest.raises(ValueError, match=r"does not fit the model: classifier\.0\.weight is missing.*\(and 3 more\)"):
         load_exported(root / "prompt", client.name)
@@ -188,8 +186,7 @@ def test_faulty_requests_and_files_are_named(exports: Any, tmp_path: Path):
     tensors = load_file(backbone)
     tensors["vilt.layernorm.bias"][0] += 1
     save_file(tensors, backbone)
-    with pytest.raises(ValueError, match="is not the one that was trained on: the SHA-256"):
-        load_exported(root / "prompt", client.name)
+    refuses("is not the one that was trained on: the SHA-256", load_exported, root / "prompt", client.name)
 
 
 PLAIN_FACTS: dict[str, Any] = {
@@ -216,8 +213,7 @@ PLAIN_FACTS: dict[str, Any] = {
 def test_damaged_facts_of_an_export_are_named(facts: object, message: str, tmp_path: Path):
     (tmp_path / "confed.json").write_text(facts if isinstance(facts, str) else json.dumps(facts))
     for read in (load_exported, ExportedRun):
-        with pytest.raises(ValueError, match=message):
-            read(tmp_path)
+        refuses(message, read, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +230,7 @@ def test_damaged_configuration_of_an_exported_model_is_named(config: object, mes
     (tmp_path / "recipe.toml").write_text(load_recipe(overrides=TINY).to_toml())
     (tmp_path / "global").mkdir()
     (tmp_path / "global/config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=message):
-        load_exported(tmp_path)
+    refuses(message, load_exported, tmp_path)
 
 
 def test_a_published_backbone_is_referred_to_and_checked(tmp_path: Path):
@@ -259,13 +254,11 @@ def test_a_published_backbone_is_referred_to_and_checked(tmp_path: Path):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(image)
     asked = ask(tmp_path / "run", image, "is there a dog ?")
     assert {"model": "global", **load_exported(tmp_path / "out").ask(image, "is there a dog ?")} == asked
-    with pytest.raises(ValueError, match="exists already"):
-        export(tmp_path / "run", tmp_path / "out")
+    refuses("exists already", export, tmp_path / "run", tmp_path / "out")
     tensors = load_file(source / "model.safetensors")
     tensors["layernorm.bias"] += 1
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"published' is not the one that was trained on"):
-        load_exported(tmp_path / "out")
+    refuses(r"published' is not the one that was trained on", load_exported, tmp_path / "out")
 
 
 def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -301,8 +294,7 @@ def test_clients_with_tasks_of_their_own(tmp_path: Path, capfd: pytest.CaptureFi
     one = load_exported(tmp_path / "out", "pairs")
     swapped = one.ask(second, "the cat is red", image2=first)
     assert swapped != one.ask(first, "the cat is red", image2=second)
-    with pytest.raises(ValueError, match=r"two pictures: give a second one \(--picture2\)"):
-        one.ask(first, "the cat is red")
+    refuses(r"two pictures: give a second one \(--picture2\)", one.ask, first, "the cat is red")
     with pytest.raises(ValueError, match=r"give at least two \(--choice, repeated\), got 1"):
         load_exported(tmp_path / "out", "choice").ask(first, "what is red", choices=["a cat"])
     with pytest.raises(ValueError, match=r"shares no model that answers without a client's own parts; name a client"):

@@ -18,6 +18,7 @@ from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import ALLOWED
 from confed.runs.run import run
+from refusals import refuses
 
 TINY = [
     "study.methods=[]", "algorithm.name=fedavg", "data.preset=dirichlet", "data.clients=2", "data.train=4",
@@ -113,8 +114,7 @@ def test_a_model_that_needs_its_weights_names_them(tmp_path: Path) -> None:
     export(tmp_path / "run", tmp_path / "exported")
     check_same(tmp_path / "run", tmp_path / "exported")
     save_file({"body": torch.ones(4)}, weights / "body.safetensors")
-    with pytest.raises(ValueError, match="is not the one that was trained on"):
-        load_exported(tmp_path / "exported")
+    refuses("is not the one that was trained on", load_exported, tmp_path / "exported")
     (weights / "body.safetensors").unlink()
     with pytest.raises(ValueError, match=r"needs its backbone '.*weights', which the export names and does not hold"):
         load_exported(tmp_path / "exported")
@@ -129,11 +129,9 @@ def test_a_tokenizer_of_one_s_own_is_written_and_read(tmp_path: Path, monkeypatc
     assert facts["tokenizer"] == {"type": f"{__name__}:Letters"}
     facts["tokenizer"]["type"] = "os:system"
     (tmp_path / "exported" / "confed.json").write_text(json.dumps(facts))
-    with pytest.raises(ValueError, match="the tokenizer 'os:system' is code of the module 'os'"):
-        load_exported(tmp_path / "exported")
+    refuses("the tokenizer 'os:system' is code of the module 'os'", load_exported, tmp_path / "exported")
     monkeypatch.setenv(ALLOWED, "")
-    with pytest.raises(ValueError, match="which you have not allowed"):
-        load_exported(tmp_path / "exported")
+    refuses("which you have not allowed", load_exported, tmp_path / "exported")
 
 
 def test_a_tokenizer_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

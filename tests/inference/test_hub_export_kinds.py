@@ -12,6 +12,7 @@ from command_line import confed as command
 from confed.inference.load import load_exported
 from confed.models.caption_tokenizer import WrittenWords
 from hub_server import Hub
+from refusals import refuses
 
 SHORT = {"rounds": 1, "gallery": 0, "evaluate_every": 0, "controls": "none", "modality_matrix": False, "workers": 1}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -65,8 +66,7 @@ def test_captions_in_a_client_s_words_come_back(tmp_path: Path) -> None:
     assert loaded.words == tokenizer.words
     assert loaded.decode(ids) == tokenizer.decode(ids) == ["a red cars"]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
-    with pytest.raises(ValueError, match=r"tokenizer\.json must be a tokenizer of words: it has no 'vocab'"):
-        WrittenWords.load(tmp_path, 8)
+    refuses(r"tokenizer\.json must be a tokenizer of words: it has no 'vocab'", WrittenWords.load, tmp_path, 8)
 
 
 @pytest.mark.slow  # a run of its own, 5 s of processor time

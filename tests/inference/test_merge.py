@@ -13,6 +13,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
+from refusals import refuses
 from tiny_runs import CHAT
 
 
@@ -58,8 +59,7 @@ def test_quantised_bases_and_adapters_behind_blocks_are_refused(tmp_path: Path) 
     ):
         (tmp_path / name).mkdir()
         folder = finished(tmp_path / name, setting)
-        with pytest.raises(ValueError, match=message):
-            export_merged(folder, tmp_path / name / "out")
+        refuses(message, export_merged, folder, tmp_path / name / "out")
         assert not (tmp_path / name / "out").exists()
 
 
@@ -117,6 +117,5 @@ def test_merging_parts_beside_the_weights_is_refused(tmp_path: Path) -> None:
 
 def test_merging_needs_a_global_model_that_answers_alone(tmp_path: Path) -> None:
     folder = finished_preset(tmp_path, "fedsa_lora", "fp32")
-    with pytest.raises(ValueError, match="shares no model that answers without a client's own parts"):
-        export_merged(folder, tmp_path / "out")
+    refuses("shares no model that answers without a client's own parts", export_merged, folder, tmp_path / "out")
     export_merged(folder, tmp_path / "out", "transport")

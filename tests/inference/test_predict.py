@@ -19,6 +19,7 @@ from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.results.run_files import name_hashes
 from confed.runs.run import run
+from refusals import refuses
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
@@ -97,35 +98,28 @@ def test_faulty_questions_to_a_run(finished: Path, tmp_path: Path):
         (study, image, "red ?", None, "is a study.*none yet"),
         (tmp_path, image, "red ?", None, "not a run folder"),
     ):
-        with pytest.raises(ValueError, match=message):
-            ask(folder, picture, question, client)
+        refuses(message, ask, folder, picture, question, client)
 
 
 def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp_path: Path):
     image = _picture(tmp_path, np.zeros((64, 64, 3), np.uint8))
     local = tmp_path / "local"
     run(load_recipe(overrides=[*TINY, "algorithm.name=local", "model.trainable=adapters"]), local)
-    with pytest.raises(ValueError, match=r"no global model; .* transport, sports, educational, natural"):
-        ask(local, image, "how many ?")
-    with pytest.raises(ValueError, match="no global model"):
-        ask(local, image, "how many ?", "sports", shared=True)
-    with pytest.raises(ValueError, match="shared needs a client"):
-        ask(finished, image, "how many ?", shared=True)
+    refuses(r"no global model; .* transport, sports, educational, natural", ask, local, image, "how many ?")
+    refuses("no global model", ask, local, image, "how many ?", "sports", shared=True)
+    refuses("shared needs a client", ask, finished, image, "how many ?", shared=True)
     with pytest.raises(ValueError, match=r"reads one picture \(its head is 'answers'\): leave the second one out"):
         ask(finished, image, "how many ?", image2=image)
-    with pytest.raises(ValueError, match=r"has a fixed answer set .* leave the choices out"):
-        ask(finished, image, "how many ?", choices=["a", "b"])
+    refuses(r"has a fixed answer set .* leave the choices out", ask, finished, image, "how many ?", choices=["a", "b"])
     file = local / "models/personal/sports/trained.safetensors"
     tensors = load_file(file)
     tensors["classifier.3.bias"] = torch.zeros(7)
     tensors["vilt.invented"] = torch.zeros(1)
     save_file(tensors, file)
     message = r"vilt\.invented is unknown; classifier\.3\.bias has shape \(7,\), expected \(\d+,\)"
-    with pytest.raises(ValueError, match=message):
-        ask(local, image, "how many ?", "sports")
+    refuses(message, ask, local, image, "how many ?", "sports")
     file.write_bytes(file.read_bytes()[:500])
-    with pytest.raises(ValueError, match="must be a complete safetensors file"):
-        ask(local, image, "how many ?", "sports")
+    refuses("must be a complete safetensors file", ask, local, image, "how many ?", "sports")
 
 
 def test_the_shared_part_with_an_own_head_is_called_global(tmp_path: Path):
@@ -134,8 +128,7 @@ def test_the_shared_part_with_an_own_head_is_called_global(tmp_path: Path):
     dataset = scenes("C", train=40, validation=20, test=40, unseen=())
     examples = dataset.clients["sports"].test
     refusal = r"shares no model that answers without a client's own parts; name a client: .* transport, sports"
-    with pytest.raises(ValueError, match=refusal):
-        ask(folder, tmp_path / "none.png", "how many ?")
+    refuses(refusal, ask, folder, tmp_path / "none.png", "how many ?")
     recorded = load_file(folder / "predictions.safetensors")
     for view, shared in (("personal", False), ("global", True)):
         for row in (3, 20):

@@ -14,6 +14,7 @@ from confed.data.chat import Said
 from confed.inference.ask import Talk
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 from tiny_runs import CHAT, changed
 
 RECIPE = changed(CHAT, max_new_tokens=4, test=2, peft="{rank = 2}\nmax_length = 400")
@@ -66,11 +67,8 @@ def test_questions_come_from_options_or_from_the_input(
 def test_what_cannot_be_asked_is_refused(
     finished: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match="question must contain at least a word"):
-        Talk(finished, pictures).ask(" ")
-    with pytest.raises(ValueError, match=r"gone.png"):
-        Talk(finished, [pictures[0].parent / "gone.png"])
-    with pytest.raises(ValueError, match=r"more than model.max_length = 400"):
-        Talk(finished, []).ask("why? " * 100)
+    refuses("question must contain at least a word", Talk(finished, pictures).ask, " ")
+    refuses(r"gone.png", Talk, finished, [pictures[0].parent / "gone.png"])
+    refuses(r"more than model.max_length = 400", Talk(finished, []).ask, "why? " * 100)
     assert command("predict", finished, "--question", "why?", "--choice", "a") == 2
     assert "this run's models write their answers: leave --choice out" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.inference.load import ExportedRun
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -82,26 +83,19 @@ def test_a_label_with_a_comma_stands_alone() -> None:
     ],
 )
 def test_faulty_known_labels_are_named(texts: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        known_labels(texts, ("sky", "ski", "boat"))
+    refuses(message, known_labels, texts, ("sky", "ski", "boat"))
 
 
 def test_what_cannot_be_asked_is_refused(finished: Path, picture: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give labels: leave question out"):
-        ask(finished, picture, "is it red?")
-    with pytest.raises(ValueError, match=r"reads pictures: give one \(--image\)"):
-        ask(finished)
-    with pytest.raises(ValueError, match="reads pictures: leave the text out"):
-        ask(finished, text="red")
-    with pytest.raises(ValueError, match="top must be at least 1"):
-        ask(finished, picture, top=0)
-    with pytest.raises(ValueError, match="no client is called 'mars'"):
-        ask(finished, picture, client="mars")
+    refuses("give labels: leave question out", ask, finished, picture, "is it red?")
+    refuses(r"reads pictures: give one \(--image\)", ask, finished)
+    refuses("reads pictures: leave the text out", ask, finished, text="red")
+    refuses("top must be at least 1", ask, finished, picture, top=0)
+    refuses("no client is called 'mars'", ask, finished, picture, client="mars")
     (tmp_path / "colours.toml").write_text(RECIPE)
     blind = ["model.name='coloured_labels:blind'", "task.known=0.0", "run.rounds=1", "run.gallery=0"]
     run(load_recipe(tmp_path / "colours.toml", blind), tmp_path / "run")
-    with pytest.raises(ValueError, match="blind' cannot be told known labels"):
-        ask(tmp_path / "run", picture, known=["red=no"])
+    refuses("blind' cannot be told known labels", ask, tmp_path / "run", picture, known=["red=no"])
 
 
 def test_the_command_prints_labels_and_writes_a_page(

@@ -30,6 +30,7 @@ from confed.results.views import View
 from confed.runs.run import run
 from confed.tracking.records import tracked_runs
 from own_measures import Rank, Unsure
+from refusals import refuses
 
 DRAWS = ("bars",)
 
@@ -212,8 +213,7 @@ def test_small_values_are_best_where_the_measure_says_so(study: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_computed_is_refused_early(chosen: str, message: str, tmp_path: Path) -> None:
     recipe = load_recipe("fedvqa_scenes", [*SMALL, f"run.measures={chosen}"])
-    with pytest.raises(ValueError, match=message):
-        run(recipe, tmp_path / "run")
+    refuses(message, run, recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

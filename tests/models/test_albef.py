@@ -12,6 +12,7 @@ from confed.models.albef import Albef, AlbefConfig, albef, albef_mini, mini_answ
 from confed.models.finetuning import Finetuning, finetune
 from confed.models.pretrained import Pretrainable, save
 from confed.tasks.generation import Generation
+from refusals import refuses
 
 ANSWERS = ("yes", "no", "dark blue", "light blue")
 TINY = AlbefConfig(
@@ -234,12 +235,9 @@ def test_positions_are_resized_as_planes():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"decoder_layers must lie in 1\.\.6.*got 7"):
-        AlbefConfig(decoder_layers=7)
-    with pytest.raises(ValueError, match="multiple of the patch size 16, got 40"):
-        AlbefConfig(image_size=40)
-    with pytest.raises(ValueError, match="convert albef"):
-        albef(2, pretrained="nowhere.safetensors")
+    refuses(r"decoder_layers must lie in 1\.\.6.*got 7", AlbefConfig, decoder_layers=7)
+    refuses("multiple of the patch size 16, got 40", AlbefConfig, image_size=40)
+    refuses("convert albef", albef, 2, pretrained="nowhere.safetensors")
 
 
 def test_pretraining_sees_the_answers_loss_and_the_models_inside():
@@ -259,5 +257,4 @@ def test_saved_weights_are_read_into_a_larger_vocabulary(tmp_path: Path):
     for name, tensor in before.state_dict().items():
         assert torch.equal(after[name][: len(tensor)], tensor), name
     assert len(after["text_decoder.cls.predictions.bias"]) == 45
-    with pytest.raises(ValueError, match="vocab_size must be at least 40"):
-        albef_mini(2, 30, pretrained=tmp_path / "mini.safetensors")
+    refuses("vocab_size must be at least 40", albef_mini, 2, 30, pretrained=tmp_path / "mini.safetensors")

@@ -30,6 +30,7 @@ from confed.models.ctran import (
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
 from confed.models.layers import FrozenBatchNorm2d, renormalise
 from confed.models.resnet import mini_resnet, resnet_multilabel, resnet_multilabel_mini
+from refusals import refuses
 
 LABELS = ("car", "tree", "sea", "ship", "sand")
 C, D = len(LABELS), 64
@@ -279,8 +280,7 @@ def test_the_minis_share_a_body_from_a_file(tmp_path):
     model = ctran_mini(LABELS, pretrained=path, norm="frozen").eval()
     torch.testing.assert_close(model.plane(batch()), source.plane(batch()), rtol=1e-4, atol=1e-5)
     save_file({"resnet.x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="does not have the tensors of this ResNet"):
-        ctran_mini(LABELS, pretrained=path)
+    refuses("does not have the tensors of this ResNet", ctran_mini, LABELS, pretrained=path)
 
 
 def test_the_graph_adds_nothing_at_first_and_then_what_it_says():
@@ -349,12 +349,9 @@ def test_the_mean_over_clients_is_the_co_occurrence_of_all():
 def test_embeddings_that_do_not_fit_are_refused(file, tmp_path):
     with pytest.raises(ValueError, match=r"no row for 'shipp'; 'shipp' is spelt much like 'ship'"):
         ctran_mini((*LABELS[:3], "shipp"), embeddings=file)
-    with pytest.raises(ValueError, match="must have the model's 512 features, got 64"):
-        ctran(LABELS, embeddings=file)
-    with pytest.raises(ValueError, match="answers must be the names, got their number 5"):
-        ctran_mini(5, embeddings=file)
-    with pytest.raises(ValueError, match="found none"):
-        ctran_mini(LABELS, embeddings=tmp_path / "none.safetensors")
+    refuses("must have the model's 512 features, got 64", ctran, LABELS, embeddings=file)
+    refuses("answers must be the names, got their number 5", ctran_mini, 5, embeddings=file)
+    refuses("found none", ctran_mini, LABELS, embeddings=tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match="the labels' states must have shape"):
         LabelReadout(C, D, torch.Generator())(torch.zeros(3, D))
     with pytest.raises(ValueError, match="labels must have shape"):
@@ -406,8 +403,7 @@ def test_what_a_federation_sends(file):
     # Private normalisation, and its frozen and group variants, which have nothing to keep private.
     private = federation(FedBN(), lambda: ctran_mini(LABELS))
     assert not any("normalization" in name for name in private.servers["main"].params)
-    with pytest.raises(ValueError, match="this model has none"):
-        FedBN().configure(ctran_mini(LABELS, norm="group"), AllLabels())
+    refuses("this model has none", FedBN().configure, ctran_mini(LABELS, norm="group"), AllLabels())
 
 
 def test_the_baseline_in_a_federation():

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from confed.models.ctran import CTranText, ctran_text_mini
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
+from refusals import refuses
 
 LABELS = ("a", "b", "c")
 
@@ -126,7 +127,5 @@ def test_what_learns_and_what_is_constant(tmp_path) -> None:
 
 def test_embeddings_that_do_not_fit_are_refused(tmp_path) -> None:
     save_label_embeddings(LabelEmbeddings(LABELS, torch.randn(3, 4), torch.ones(4), torch.zeros(4)), tmp_path / "e")
-    with pytest.raises(ValueError, match="must have the model's 8 features, got 4"):
-        _model(embeddings=tmp_path / "e")
-    with pytest.raises(ValueError, match="answers must be the names, got their number 3"):
-        ctran_text_mini(3, 20, embeddings=tmp_path / "e")
+    refuses("must have the model's 8 features, got 4", _model, embeddings=tmp_path / "e")
+    refuses("answers must be the names, got their number 3", ctran_text_mini, 3, 20, embeddings=tmp_path / "e")

@@ -20,6 +20,7 @@ from confed.models.encoders import Encoders, encoder_tokenizer, encoders
 from confed.models.finetuning import Finetuning
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
+from refusals import refuses
 
 VISION = ("vit", "dinov2", "siglip_vision_model", "convnext", "resnet", "mobilenet_v2")
 TEXT = ("bert", "roberta", "distilbert")
@@ -111,8 +112,7 @@ def test_normalisation_keeps_its_statistics_when_all_learns(batch: dict[str, tor
     ],
 )
 def test_towers_that_cannot_be_read_are_named(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        encoders(3, 20, **options)
+    refuses(message, encoders, 3, 20, **options)
 
 
 @pytest.mark.parametrize("fusion", ["linear", "labels"])
@@ -157,8 +157,7 @@ def test_label_tokens_read_the_cells_and_what_is_known(batch: dict[str, torch.Te
     ],
 )
 def test_options_that_contradict_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        encoders(3, 20, vision="tiny:resnet", **options)
+    refuses(message, encoders, 3, 20, vision="tiny:resnet", **options)
 
 
 def run_and_exported(root: Path, *settings: str) -> tuple[Any, torch.Tensor]:
@@ -273,8 +272,7 @@ def test_random_vectors_score_in_place_of_names(batch: dict[str, torch.Tensor]) 
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        encoders(3, 20, **{"vision": "tiny:vit", **options})
+    refuses(message, encoders, 3, 20, **{"vision": "tiny:vit", **options})
 
 
 def test_an_encoder_of_a_library_that_is_missing_is_refused_in_a_line(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -282,8 +280,7 @@ def test_an_encoder_of_a_library_that_is_missing_is_refused_in_a_line(tmp_path: 
     content = {"model_type": "timm_wrapper", "architecture": "resnet18", "architectures": ["TimmWrapperModel"]}
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"model\.vision: .* timm"):
-        encoders(3, 20, vision=str(tmp_path))
+    refuses(r"model\.vision: .* timm", encoders, 3, 20, vision=str(tmp_path))
 
 
 def test_exported_towers_are_read_by_transformers(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from confed.registry import models
 from confed.runs.run import run
 from confed.tasks.generation import Generation
 from larger_values import spread
+from refusals import refuses
 
 ANSWERS, VOCABULARY, ROWS = 7, 60, 3
 WORDS = ("text", "text_mask")
@@ -225,8 +226,7 @@ REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "options", "message"), REFUSED_OPTIONS)
 def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     usual = {"answers": ANSWERS, "vocab_size": VOCABULARY, **MODELS.get(name, ((), {}))[1]}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        create_model(name, **usual | options)
+    refuses(re.escape(message), create_model, name, **usual | options)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -25,6 +25,7 @@ from confed.tasks.chat import Chat
 from confed.testing.steadiness import flare_in, flower_in, run_through
 from confed.testing.trial import run as run_here
 from confed.testing.trial import same
+from refusals import refuses
 from tiny_runs import CHAT
 from vlm_families import HERE, NEEDS, tiny_vlm, vlm_batch
 
@@ -186,8 +187,7 @@ def test_table_has_all_families_and_the_libraries_that_they_need() -> None:
 @pytest.mark.parametrize("family", sorted(set(NEEDS) - set(HERE)))
 def test_family_whose_library_is_missing_says_so(family: str) -> None:
     message = f"the processor of 'tiny:{family}' needs the library {NEEDS[family]}, which is not installed: install"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        tiny(family)
+    refuses(re.escape(message), tiny, family)
 
 
 def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from confed.federation.structure import Adapters
 from confed.models.adapters import Adapter, AdapterBank, Host
 from confed.models.finetuning import Finetuning, Places, Prompt, finetune
 from confed.models.vilt import vilt_b32, vilt_tiny
+from refusals import refuses
 from small_pictures import asked_pictures
 
 ANSWERS, VOCABULARY = 7, 30
@@ -181,15 +182,13 @@ def test_one_step_changes_what_learns_and_nothing_else(trainable):
 
 
 def test_what_a_backbone_cannot_do_is_said():
-    with pytest.raises(ValueError, match=r"'prefix' does not work with Vilt: .*keys and values"):
-        vilt_tiny(ANSWERS, VOCABULARY, trainable="prefix")
+    refuses(r"'prefix' does not work with Vilt: .*keys and values", vilt_tiny, ANSWERS, VOCABULARY, trainable="prefix")
     rng = torch.Generator()
     for kind, message in (
         ("adapters", "no places"), ("prompt", "insert tokens"), ("top", "no last block"), ("lora", "must name layers"),
         ("prefix", "no keys and values"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            finetune(nn.Linear(2, 2), kind, Finetuning(), Places(heads=()), rng)
+        refuses(message, finetune, nn.Linear(2, 2), kind, Finetuning(), Places(heads=()), rng)
 
 
 def test_only_adapters_ask_for_a_width_that_can_be_reduced():
@@ -201,8 +200,7 @@ def test_only_adapters_ask_for_a_width_that_can_be_reduced():
 
 @pytest.mark.parametrize(("key", "value"), [("rank", 0), ("tokens", 0), ("reduction", 0), ("alpha", 0.0)])
 def test_wrong_options_are_named(key, value):
-    with pytest.raises(ValueError, match=rf"model\.peft\.{key} must be .*, got {value}"):
-        Finetuning(**{key: value})
+    refuses(rf"model\.peft\.{key} must be .*, got {value}", Finetuning, **{key: value})
 
 
 class Body(nn.Module):
@@ -289,8 +287,7 @@ def test_chunks_of_a_batch_have_blends_of_their_own(norms):
     blends = ({"own": 0.5, "copy": 0.5}, {}, {"shared": 1.0})
     with body.adapters.using(*blends):
         together = body(x)
-        with pytest.raises(ValueError, match="3 blends of adapters need a multiple of as many rows, got 4"):
-            body(x[:4])
+        refuses("3 blends of adapters need a multiple of as many rows, got 4", body, x[:4])
     for part, rows, weights in zip(together.chunk(3), x.chunk(3), blends, strict=True):
         torch.testing.assert_close(part, by_hand(body, rows, weights))
 
@@ -394,17 +391,11 @@ def test_bad_arguments_are_named():
             AdapterBank([Host(nn.Identity(), 6)], reduction).add("adapter", rng())
     with pytest.raises(ValueError, match="'adapter_weights': the host Linear already has a child or attribute"):
         Body().adapters.add("adapter_weights", rng())
-    with pytest.raises(ValueError, match="'adapter': the host Linear already has a child"):
-        adapted().adapters.add("adapter", rng())
-    with pytest.raises(ValueError, match="'weight': the host Linear already has"):
-        adapted().adapters.add("weight", rng())
-    with pytest.raises(ValueError, match=r"letters, digits and _, got 'a\.b'"):
-        adapted().adapters.add("a.b", rng())
-    with pytest.raises(ValueError, match="no places for adapters"):
-        AdapterBank((), 1).add("adapter", rng())
+    refuses("'adapter': the host Linear already has a child", adapted().adapters.add, "adapter", rng())
+    refuses("'weight': the host Linear already has", adapted().adapters.add, "weight", rng())
+    refuses(r"letters, digits and _, got 'a\.b'", adapted().adapters.add, "a.b", rng())
+    refuses("no places for adapters", AdapterBank((), 1).add, "adapter", rng())
     with pytest.raises(ValueError, match="no adapter is called 'other'; there are adapter"):
         adapted().adapters.using({"adapter": 1.0}, {"other": 1.0})
-    with pytest.raises(ValueError, match="at least one mapping"):
-        adapted().adapters.using()
-    with pytest.raises(ValueError, match="activation must be one of relu, gelu, got 'tanh'"):
-        Adapter(6, 2, activation="tanh")
+    refuses("at least one mapping", adapted().adapters.using)
+    refuses("activation must be one of relu, gelu, got 'tanh'", Adapter, 6, 2, activation="tanh")

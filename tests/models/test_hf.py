@@ -24,6 +24,7 @@ from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer, check_torchvision
 from confed.models.hf.tiny import tiny
 from confed.tasks.generation import Generation
+from refusals import refuses
 from vlm_families import HERE, tiny_vlm
 
 QUESTIONS = ["what colour is it?", "red?", "is there a big thing here?"]
@@ -303,8 +304,7 @@ def test_a_folder_without_processor_and_one_without_template_are_refused(tmp_pat
     with pytest.raises(ValueError, match=r"no processor could be read from|has no processor of pictures and texts"):
         create_tokenizer("hf", (), source=str(tmp_path))
     processor.chat_template = None
-    with pytest.raises(ValueError, match="has no chat template"):
-        ChatTokenizer(processor)
+    refuses("has no chat template", ChatTokenizer, processor)
 
 
 def test_bad_batches_are_named() -> None:
@@ -322,10 +322,8 @@ def test_bad_batches_are_named() -> None:
 
 def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_named() -> None:
     _, tokenizer = built("llava")
-    with pytest.raises(ValueError, match="raise it, or leave the example out"):
-        tokenizer(["x" * 400])
-    with pytest.raises(ValueError, match="the answer '' adds no token"):
-        tokenizer.answers(["red", ""])
+    refuses("raise it, or leave the example out", tokenizer, ["x" * 400])
+    refuses("the answer '' adds no token", tokenizer.answers, ["red", ""])
     assert tokenizer.decode(tokenizer.answers(["light green"])[:, 1:]) == ["light green\n"]
     assert np.array_equal(tokenizer(["a"])[1][0].numpy(), np.ones(len(tokenizer(["a"])[1][0])))
 
@@ -406,11 +404,9 @@ def test_processor_whose_library_is_missing_names_it_and_the_extra(
             f"the processor of '{tmp_path}' needs the library torchvision, which is not installed: install confed "
             "with the extra 'vlm'"
         )
-        with pytest.raises(ValueError, match=re.escape(message)):
-            create_tokenizer("hf", (), source=str(tmp_path))
+        refuses(re.escape(message), create_tokenizer, "hf", (), source=str(tmp_path))
     monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", None)
-    with pytest.raises(ValueError, match=r"'tiny:smolvlm' needs the library num2words, .* with the extra 'vlm'"):
-        tiny("smolvlm")
+    refuses(r"'tiny:smolvlm' needs the library num2words, .* with the extra 'vlm'", tiny, "smolvlm")
 
 
 def test_torchvision_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,8 +416,7 @@ def test_torchvision_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     message = r"the torchvision that is installed does not fit torch .*nms does not exist\): install both"
-    with pytest.raises(ValueError, match=message):
-        check_torchvision()
+    refuses(message, check_torchvision)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_5", "internvl", "llava_onevision", "paligemma"])

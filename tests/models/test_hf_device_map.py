@@ -12,6 +12,7 @@ from confed.models.hf import model as hf_model
 from confed.models.hf.model import HuggingFaceVLM, gpus, spread
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import check_device
+from refusals import refuses
 from vlm_families import HERE, tiny_vlm, vlm_batch
 
 pytest.importorskip("accelerate")
@@ -102,8 +103,7 @@ def test_factors_of_lora_go_to_where_their_input_is() -> None:
 
 def test_a_base_that_does_not_fit_is_refused() -> None:
     model = built()
-    with pytest.raises(ValueError, match=r"the base has .* GiB and does not fit on 2 devices"):
-        spread(model, model.body, room(model, CPUS, 0.2))
+    refuses(r"the base has .* GiB and does not fit on 2 devices", spread, model, model.body, room(model, CPUS, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,7 @@ def test_a_base_that_does_not_fit_is_refused() -> None:
     ],
 )
 def test_a_base_that_cannot_be_spread_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        built(**options)
+    refuses(why, built, **options)
 
 
 def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> None:
@@ -125,8 +124,7 @@ def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> Non
     model = built(device_map="auto")
     Workspace(model)
     add_matrices(model)
-    with pytest.raises(ValueError, match=r"'.*lora_added' is none of them in this HuggingFaceVLM; set"):
-        Workspace(model)
+    refuses(r"'.*lora_added' is none of them in this HuggingFaceVLM; set", Workspace, model)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +137,7 @@ def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> Non
 )
 def test_a_run_without_several_gpus_is_refused(settings: tuple[str, ...], why: str) -> None:
     model = ("model.name=hf", "model.source=tiny:idefics3", "model.device_map=auto", "task.name=generation")
-    with pytest.raises(ValueError, match=why):
-        check_device(load_recipe("fedvqa_scenes", ["study.methods=[]", *model, *settings]))
+    refuses(why, check_device, load_recipe("fedvqa_scenes", ["study.methods=[]", *model, *settings]))
 
 
 def test_a_single_device_has_no_others() -> None:

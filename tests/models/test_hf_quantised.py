@@ -16,6 +16,7 @@ from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.run import run
 from confed.system.events import RunProgress
+from refusals import refuses
 from vlm_families import HERE, tiny_vlm, vlm_batch
 
 bitsandbytes: Any = pytest.importorskip("bitsandbytes")
@@ -142,11 +143,9 @@ FAULTS = {
 
 @pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
 def test_options_that_cannot_be_quantised_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        create_model("hf", answers=3, vocab_size=0, source="tiny:idefics3", **options)
+    refuses(re.escape(message), create_model, "hf", answers=3, vocab_size=0, source="tiny:idefics3", **options)
 
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match="extra 'quantised'"):
-        tiny_vlm("llava", base="nf4")
+    refuses("extra 'quantised'", tiny_vlm, "llava", base="nf4")

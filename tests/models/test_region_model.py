@@ -31,6 +31,7 @@ from confed.models.region_model import (
 )
 from confed.registry import models
 from confed.tasks.vqa import VQA
+from refusals import refuses
 
 MINIS = ["ban_mini", "butd_mini", "mfb_mini", "mcan_s_mini", "mcan_l_mini", "mmnas_s_mini", "mmnas_l_mini"]
 WIDTHS = [256, 256, 128, 128, 192, 128, 192]
@@ -113,8 +114,7 @@ def test_multi_head_attention_by_loops():
             values = [linear(attention.value, numbers(context[0, n]))[part] for n in (0, 1, 3)]
             joined.append(sum(w * v for w, v in zip(weights, values, strict=True)))
         assert numbers(found[0, m]) == pytest.approx(linear(attention.merge, np.concatenate(joined)), abs=1e-5)
-    with pytest.raises(ValueError, match=r"must divide the width 6, got 4"):
-        MultiHeadAttention(6, 4, 0.0)
+    refuses(r"must divide the width 6, got 4", MultiHeadAttention, 6, 4, 0.0)
 
 
 def test_att_flat_and_masking():
@@ -394,8 +394,7 @@ def test_what_learns_follows_from_trainable(name):
 def test_what_learns_without_places_for_adapters(name):
     head = learning(build(name, trainable="head"))
     assert head < learning(build(name, trainable="top")) < learning(build(name))
-    with pytest.raises(ValueError, match=r"'adapters' does not work with (BUTD|BAN|MFB): it has no places"):
-        build(name, trainable="adapters")
+    refuses(r"'adapters' does not work with (BUTD|BAN|MFB): it has no places", build, name, trainable="adapters")
 
 
 def learning(model):
@@ -497,5 +496,4 @@ def test_sum_over_the_batch():
     assert VQA(4, "bce", reduction="sum").loss(output, target).item() == pytest.approx(2 * 2.8946565)
     assert VQA(4, reduction="sum").loss(output, label).item() == pytest.approx(2 * VQA(4).loss(output, label).item())
     assert VQA(4, reduction="sum").tally(output, label) == VQA(4).tally(output, label)
-    with pytest.raises(ValueError, match="reduction must be one of mean, sum, got 'none'"):
-        VQA(4, reduction="none")
+    refuses("reduction must be one of mean, sum, got 'none'", VQA, 4, reduction="none")

@@ -1,7 +1,7 @@
-import pytest
 import torch
 
 from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer, bert_tokenizer
+from refusals import refuses
 
 WORDS = ["what", "color", "is", "the", "dog"]
 FIRST = len(SPECIAL_TOKENS) + len(SUFFIXES)
@@ -71,16 +71,10 @@ def test_bert_vocabulary_file_agrees_with_transformers(tmp_path):
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with pytest.raises(ValueError, match="at least one word"):
-        WordTokenizer([])
-    with pytest.raises(ValueError, match=r"max_length must be at least 3 .* got 2"):
-        WordTokenizer(WORDS, max_length=2)
-    with pytest.raises(ValueError, match="found no such file"):
-        WordTokenizer.load(tmp_path)
-    with pytest.raises(ValueError, match=r"expected tokenizer\.json or vocab\.txt"):
-        bert_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match=r"a folder or a hub name, got '\./nowhere'"):
-        bert_tokenizer("./nowhere")
+    refuses("at least one word", WordTokenizer, [])
+    refuses(r"max_length must be at least 3 .* got 2", WordTokenizer, WORDS, max_length=2)
+    refuses("found no such file", WordTokenizer.load, tmp_path)
+    refuses(r"expected tokenizer\.json or vocab\.txt", bert_tokenizer, tmp_path)
+    refuses(r"a folder or a hub name, got '\./nowhere'", bert_tokenizer, "./nowhere")
     (tmp_path / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match="special tokens, it lacks"):
-        bert_tokenizer(tmp_path)
+    refuses("special tokens, it lacks", bert_tokenizer, tmp_path)

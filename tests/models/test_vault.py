@@ -21,6 +21,7 @@ from confed.models.pretrained import seeded
 from confed.models.vault import Vault, vault_b32, vault_mini
 from larger_values import spread
 from modal_batches import ALL, modal_batch, only
+from refusals import refuses
 
 ANSWERS, VOCABULARY = 7, 30
 
@@ -239,8 +240,7 @@ def test_reads_two_checkpoints(tmp_path):
 def test_bodies_must_fit():
     vilt, _ = bodies()
     other = BertModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, intermediate_size=8))
-    with pytest.raises(ValueError, match=r"BERT must be as wide as ViLT \(32 features\), got 16"):
-        Vault(vilt, other, ANSWERS, torch.Generator())
+    refuses(r"BERT must be as wide as ViLT \(32 features\), got 16", Vault, vilt, other, ANSWERS, torch.Generator())
 
 
 SUBSETS = [names for size in range(1, 5) for names in combinations(ALL, size)]
@@ -379,8 +379,7 @@ def test_states_are_those_of_the_formulas(block: str, causal: bool, padded: bool
 
 def test_gain_has_its_golden_value_and_needs_a_layer() -> None:
     assert magneto_gain(12) == pytest.approx(1.7827097, abs=1e-7)  # the golden value of the fact sheet
-    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
-        magneto_gain(0)
+    refuses("layers must be at least 1, got 0", magneto_gain, 0)
 
 
 def _is_uniform(x: Tensor, bound: float) -> bool:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from confed.models.finetuning import Finetuning, finetune
 from confed.models.vit import Vit, vit_b16, vit_mini
 from larger_values import spread
+from refusals import refuses
 
 CLASSES = 7
 
@@ -86,9 +87,6 @@ def test_reads_a_published_classifier(tmp_path):
 
 
 def test_sizes_and_checkpoints_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="multiple of the patch size 8"):
-        Vit(mini().vit, 2, torch.Generator(), (60, 64))
-    with pytest.raises(ValueError, match=r"expected a folder with a ViT checkpoint.*got '\./no"):
-        vit_b16(2, pretrained="./nowhere")
-    with pytest.raises(ValueError, match="no ViT checkpoint could be read from"):
-        vit_b16(2, pretrained=tmp_path)
+    refuses("multiple of the patch size 8", Vit, mini().vit, 2, torch.Generator(), (60, 64))
+    refuses(r"expected a folder with a ViT checkpoint.*got '\./no", vit_b16, 2, pretrained="./nowhere")
+    refuses("no ViT checkpoint could be read from", vit_b16, 2, pretrained=tmp_path)

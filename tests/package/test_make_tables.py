@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from refusals import refuses
 from repository import ROOT, script_module
 
 DOCS = ROOT / "docs"
@@ -89,8 +90,7 @@ spread = true"""
     ],
 )
 def test_a_marker_that_fits_no_csv_is_refused(script: ModuleType, folder: Path, marker: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"table of line 3: {message}"):
-        made(script, folder, marker)
+    refuses(f"table of line 3: {message}", made, script, folder, marker)
 
 
 def test_check_names_the_line_that_differs(script: ModuleType, folder: Path) -> None:

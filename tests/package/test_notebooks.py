@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and hold outputs that name no machine."""
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -15,8 +16,7 @@ pytest.importorskip("ipykernel")
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-FAST = "first_federation"
-"""The notebook that runs in CI."""
+FIRST = ROOT / "docs" / "notebooks" / "first_federation.ipynb"
 
 
 FEWER = (
@@ -50,18 +50,33 @@ def errors(content: Any) -> list[str]:
     return [str(o)[:400] for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize(
-    "notebook",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != FAST), id=path.stem) for path in NOTEBOOKS],
-)
+@every_notebook
 def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, in a kernel of its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("CONFED_ALLOW_CODE")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert errors(executed(with_fewer(notebook, tmp_path), tmp_path)) == []
+
+
+def test_the_first_notebook_runs_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, whose last value is shown, with warnings as errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delenv("CONFED_ALLOW_CODE")
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in nbformat.read(with_fewer(FIRST, tmp_path), as_version=4).cells:
+        if cell.cell_type == "code":
+            *body, last = ast.parse(cell.source).body
+            exec(compile(ast.Module(body, []), FIRST.name, "exec"), names)
+            if isinstance(last, ast.Expr):
+                shown = eval(compile(ast.Expression(last.value), FIRST.name, "eval"), names)
+                assert getattr(shown, "_repr_html_", shown.__repr__)()
+            else:
+                exec(compile(ast.Module([last], []), FIRST.name, "exec"), names)
 
 
 @every_notebook

@@ -16,6 +16,7 @@ from confed.models.vilt import mini_tokenizer, vilt_mini
 from confed.prepare.pretraining import MINIS, Tagger, accuracy, minis, pretrain, word_targets
 from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
+from refusals import refuses
 
 SMALL = {"questions": 64, "validation": 16, "epochs": 2, "batch_size": 32, "progress": False}
 FILES = [name for name, mini in MINIS.items() if not mini.folder]
@@ -195,12 +196,10 @@ def test_minis_start_from_vilt_mini_part_by_part():
 
 
 def test_unknown_minis_settings_and_missing_weights(tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"model must be one of vilt_mini, .* got 'vilt'"):
-        pretrain("vilt", tmp_path / "x")
+    refuses(r"model must be one of vilt_mini, .* got 'vilt'", pretrain, "vilt", tmp_path / "x")
     with pytest.raises(ValueError, match=r"settings must be distinct names out of questions, .* got .'rate'"):
         pretrain("vilt_mini", tmp_path / "x", rate=1)
-    with pytest.raises(ValueError, match="`confed weights pretrain nobody --out FILE`"):
-        weights_file("nobody")
+    refuses("`confed weights pretrain nobody --out FILE`", weights_file, "nobody")
     assert command("weights", "pretrain", "weights.safetensors") == 2
     assert "got 'weights.safetensors'" in capsys.readouterr().err.replace("\n", " ")
 
@@ -226,8 +225,7 @@ def test_known_words_keep_their_embeddings_and_new_ones_start_fresh():
     assert not torch.equal(model.state_dict()[name][known:], other.state_dict()[name][known:])
     assert not torch.equal(model.classifier[0].weight, saved["classifier.0.weight"])
     assert not torch.equal(model.classifier[0].weight, other.classifier[0].weight)
-    with pytest.raises(ValueError, match=rf"vocab_size must be at least {known} .* got {known - 1}"):
-        vilt_mini(2, known - 1)
+    refuses(rf"vocab_size must be at least {known} .* got {known - 1}", vilt_mini, 2, known - 1)
 
 
 def test_the_head_is_reused_only_for_the_same_answers():
@@ -236,5 +234,4 @@ def test_the_head_is_reused_only_for_the_same_answers():
     assert torch.equal(vilt_mini(ANSWERS, size).classifier[3].weight, saved)
     for answers in (ANSWERS[::-1], len(ANSWERS)):
         assert not torch.equal(vilt_mini(answers, size).classifier[3].weight, saved)
-    with pytest.raises(ValueError, match="expected a safetensors file at"):
-        vilt_mini(ANSWERS, size, pretrained="nowhere.safetensors")
+    refuses("expected a safetensors file at", vilt_mini, ANSWERS, size, pretrained="nowhere.safetensors")

@@ -14,6 +14,7 @@ from torch import nn
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon, releases_of
 from confed.privacy.cut import CutPrivacy, first_of_each, refuse_mixing
+from refusals import refuses
 from repository import ROOT
 
 
@@ -113,8 +114,7 @@ def test_each_answer_once() -> None:
     ],
 )
 def test_faulty_settings_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CutPrivacy(**values)
+    refuses(message, CutPrivacy, **values)
 
 
 # What it costs --------------------------------------------------------------------------------------------
@@ -181,8 +181,7 @@ def test_limiting_cases_need_no_arithmetic() -> None:
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ValueError, match=r"dp-accounting, which is not installed; .*pip install '\.\[privacy\]'"):
-        epsilon(1.0, 1, 1e-5)
+    refuses(r"dp-accounting, which is not installed; .*pip install '\.\[privacy\]'", epsilon, 1.0, 1, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +195,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytes
     ],
 )
 def test_faulty_arguments_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        epsilon(*arguments)
+    refuses(message, epsilon, *arguments)
 
 
 def test_the_extra_that_the_message_names_exists() -> None:
@@ -211,7 +209,6 @@ def test_the_extra_that_the_message_names_exists() -> None:
 def test_noise_behind_batch_normalisation_is_refused() -> None:
     mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     for privacy in (CutPrivacy(clip=1.0, noise=1.0), CutPrivacy(gradient_clip=1.0, gradient_noise=1.0)):
-        with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\) normalises over the batch"):
-            refuse_mixing(privacy, mixing)
+        refuses(r"1 \(BatchNorm1d\) normalises over the batch", refuse_mixing, privacy, mixing)
         refuse_mixing(privacy, nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
     refuse_mixing(CutPrivacy(clip=1.0), mixing)  # nothing is guaranteed, so nothing is refused

@@ -35,6 +35,7 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.run import prepare, run
 from confed.tasks.vqa import VQA
 from confed.testing.toy import CLASSES, toy_clients, toy_model, toy_setup
+from refusals import refuses
 
 CLIP = 0.3
 
@@ -295,8 +296,7 @@ def test_data_without_random_access_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [{"clip": 0.0}, {"clip": 1.0, "noise": -1.0}, {"clip": 1.0, "delta": 1.0}])
 def test_ranges_of_options(value: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"algorithm\.record_privacy"):
-        RecordPrivacy(**value)
+    refuses(r"algorithm\.record_privacy", RecordPrivacy, **value)
 
 
 TINY = (
@@ -336,8 +336,7 @@ def test_a_run_has_a_ledger_and_resumes_with_equal_bits(tmp_path: Path) -> None:
     ],
 )
 def test_methods_without_it_are_refused_before_round_1(overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prepare(load_recipe("fedvqa_scenes", [*overrides, *TINY]))
+    refuses(message, prepare, load_recipe("fedvqa_scenes", [*overrides, *TINY]))
 
 
 # The audit of one run --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from confed.models.encoders import cells_of, load_tower
 from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.runs.run import run
 from digit_files import write_digits, write_photographs
+from refusals import refuses
 from repository import ROOT
 
 SHARED = ROOT.parent / "shared"
@@ -100,8 +101,7 @@ def test_cells_of_a_picture_encoder_are_regions() -> None:
     features, boxes = regions[np.array([33, 34])]
     torch.testing.assert_close(torch.tensor(features), states)
     assert boxes[0, 1].tolist() == [0.25, 0.0, 0.5, 0.25]
-    with pytest.raises(ValueError, match="'tiny:vit' reads pictures of 32 pixels a side, got"):
-        cells_of(pictures[:, :16, :16], "tiny:vit")
+    refuses("'tiny:vit' reads pictures of 32 pixels a side, got", cells_of, pictures[:, :16, :16], "tiny:vit")
 
 
 @pytest.mark.slow  # 26 s; test_rows_run_with_tiny_encoders runs the same recipe

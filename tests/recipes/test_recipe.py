@@ -220,8 +220,7 @@ def test_a_removed_key_may_have_its_only_value(given: str, faulty: bool) -> None
     made = PLAIN.replace("vilt_tiny", "resnet_multilabel").replace("vqa", "multilabel").replace("scenes", "voc")
     content = made.replace('"voc"\n', f'"voc"\nroot = "."\ndifficult = {given}\n')
     if faulty:
-        with pytest.raises(ValueError, match=r"data.difficult is no option of 'voc' any more, it is always False"):
-            parse_recipe(content)
+        refuses(r"data.difficult is no option of 'voc' any more, it is always False", parse_recipe, content)
     else:
         assert "difficult" not in parse_recipe(content).sections["data"]
 

@@ -41,6 +41,7 @@ from confed.release.verdict import BEYOND, UNSET, WITHIN, judge, verdict
 from confed.results.stored import records_of
 from confed.runs.run import run
 from led_recipe import SITES_OF, grid_of, recipe_of
+from refusals import refuses
 
 HEAD = (
     "study.methods=[]", "algorithm.name=fedavg", "model.trainable=head", "model.head=linear", "run.rounds=3",
@@ -125,8 +126,7 @@ def test_what_does_not_fit_into_the_time_is_listed_with_its_cost(
 def test_faulty_limits_are_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_limits(file)
+    refuses(message, read_limits, file)
 
 
 def test_sentences_follow_from_figures_and_limits() -> None:
@@ -152,13 +152,10 @@ def test_sentences_follow_from_figures_and_limits() -> None:
 def test_a_changed_dossier_and_another_key_are_found_out() -> None:
     sealed: dict[str, Any] = seal({"a": [1.5, "é"]}, Ed25519PrivateKey.generate())
     check_seal(json.loads(json.dumps(sealed)))
-    with pytest.raises(ValueError, match="it was changed"):
-        check_seal({**sealed, "content": {"a": [1.6, "é"]}})
-    with pytest.raises(ValueError, match="not signed by the expected key"):
-        check_seal(sealed, "AAAA")
+    refuses("it was changed", check_seal, {**sealed, "content": {"a": [1.6, "é"]}})
+    refuses("not signed by the expected key", check_seal, sealed, "AAAA")
     other = seal({"a": [1.5, "é"]}, Ed25519PrivateKey.generate())["signature"]["value"]
-    with pytest.raises(ValueError, match="signature does not fit"):
-        check_seal({**sealed, "signature": {**sealed["signature"], "value": other}})
+    refuses("signature does not fit", check_seal, {**sealed, "signature": {**sealed["signature"], "value": other}})
 
 
 def test_whether_to_stay_follows_from_the_interval() -> None:

@@ -220,8 +220,7 @@ def test_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_neither(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must be a run folder"):
-        write_report(tmp_path)
+    refuses("must be a run folder", write_report, tmp_path)
 
 
 def test_album_takes_only_pictures() -> None:

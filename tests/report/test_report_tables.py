@@ -437,8 +437,7 @@ def test_a_comparison_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     svg = (tmp_path / "out/relative.svg").read_text()
     assert ">over FedAvg<" in svg
     assert all(f">{client}<" in svg for client in CLIENTS)
-    with pytest.raises(ValueError, match=r"relative must name a method .* got 'fedfoo'"):
-        compare([study]).relative("fedfoo")
+    refuses(r"relative must name a method .* got 'fedfoo'", compare([study]).relative, "fedfoo")
 
 
 def _personal(study: Path, method: str, seed: int) -> dict[str, float]:

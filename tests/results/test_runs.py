@@ -97,8 +97,7 @@ def test_study_without_index(study: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["empty", "absent"])
 def test_neither_run_nor_study(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"must be a run folder .* or a study folder"):
-        load(tmp_path / name)
+    refuses(r"must be a run folder .* or a study folder", load, tmp_path / name)
 
 
 def test_race_counts_rounds_and_bytes_to_the_end_of_fedavg(study: Path) -> None:

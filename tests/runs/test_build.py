@@ -32,6 +32,7 @@ from confed.runs.digests import LOOKED_AT, data_digest
 from confed.runs.evaluate import Examination, _models
 from confed.runs.run import run
 from led_recipe import recipe_of
+from refusals import refuses
 from tiny_runs import TINY
 from toy_federation import squares
 
@@ -182,8 +183,7 @@ def test_examples_without_pictures_need_no_table_of_any():
     assert len(made(NoPictures(0), [0, 0], [False, False])) == 2
     pictures = np.zeros((1, 2, 2, 3), np.uint8)
     assert len(made(pictures, [0, 7], [True, False])) == 2  # of no meaning where there is none
-    with pytest.raises(ValueError, match=r"image_index must lie in \[0, 1\), got 0 to 7"):
-        made(pictures, [0, 7], [True, True])
+    refuses(r"image_index must lie in \[0, 1\), got 0 to 7", made, pictures, [0, 7], [True, True])
 
 
 @pytest.mark.parametrize(("answers", "expected"), [("alone", 1.0), ("with own parts", 5.0)])

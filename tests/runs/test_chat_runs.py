@@ -92,16 +92,16 @@ def test_training_and_test_rows_have_what_their_pass_reads(tmp_path: Path) -> No
     "algorithm", ["central", "fedp3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sp", "st", "moon"))]
 )
 def test_methods_that_compare_features_or_scores_run_on_chosen_answers(algorithm: str, tmp_path: Path) -> None:
-    losses = []
-    for weight in (0.0, 30.0):
-        own = [] if algorithm == "central" else [f"algorithm.{'mu' if algorithm == 'moon' else 'lam'}={weight}"]
+    losses, central = [], algorithm == "central"
+    for weight in (0.0,) if central else (0.0, 30.0):
+        own = [] if central else [f"algorithm.{'mu' if algorithm == 'moon' else 'lam'}={weight}"]
         own += ["algorithm.projection=false"] if algorithm == "moon" else []
         recipe = tiny(tmp_path, f"algorithm.name={algorithm}", *own, "task.metric=choice", "run.gallery=0")
         summary = run(recipe, tmp_path / str(weight))
         assert summary["metric"] == "choice"
         losses.append(losses_of(tmp_path / str(weight)))
     # The term is there from the second round on.
-    assert (losses[0] == losses[1]) == (algorithm == "central")
+    assert central or losses[0] != losses[1]
 
 
 def test_distillation_over_tokens_runs_and_over_public_scores_needs_a_choice(tmp_path: Path) -> None:
@@ -183,7 +183,8 @@ def test_pictures_without_as_many_tokens_as_features_are_refused(
 
 def test_loss_of_written_answers_falls(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    run(tiny(tmp_path, "run.rounds=4", "run.gallery=0", "local.epochs=3", "local.lr=3e-2"), folder.root)
+    alone = 'run.without=["home", "commercial", "sports", "natural", "educational"]'
+    run(tiny(tmp_path, "run.rounds=4", "run.gallery=0", "local.epochs=3", "local.lr=3e-2", alone), folder.root)
     losses = losses_of(folder.root)
     first, last = (sum(found.values()) / len(found) for found in (losses[0], losses[-1]))
     assert last < first - 0.1

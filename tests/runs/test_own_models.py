@@ -16,6 +16,7 @@ from confed.recipes.recipe import Recipe
 from confed.registry import register_model, register_task, tasks
 from confed.runs.build import prepare
 from confed.tasks.vqa import VQA
+from refusals import refuses
 
 TINY = {"name": "scenes", "setting": "C", "train": 4, "validation": 2, "test": 2, "unseen": []}
 
@@ -113,8 +114,7 @@ def test_models_of_ones_own_are_refused_before_round_1(name: str, change: Any, o
 def test_a_module_of_the_session_is_checked_before_it_is_named():
     module = Bag(3, 10)
     module.register_buffer("grid", torch.zeros(1, 4).expand(5, 4))
-    with pytest.raises(ValueError, match="the model 'Bag' cannot be trained: values of 'grid' share memory"):
-        Recipe(model=module, data=TINY)
+    refuses("the model 'Bag' cannot be trained: values of 'grid' share memory", Recipe, model=module, data=TINY)
 
 
 def test_a_model_without_tokenizer_is_told_how_to_name_one():

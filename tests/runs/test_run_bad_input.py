@@ -244,8 +244,7 @@ def test_methods_without_a_global_model_need_personal_ones(method: str, name: st
     ],
 )
 def test_settings_of_local_training_that_a_method_cannot_have(method: Algorithm, local: Local, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^local\.(schedule\.)?{message}"):
-        check_local(method, local)
+    refuses(rf"^local\.(schedule\.)?{message}", check_local, method, local)
     check_local(FedAvg(), local)  # others may have each of them
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import toy_federation  # its datasets have names then
 from children import forked
-from command import exit_code
+from command_line import confed
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
 from confed.studies.runner import resume, run_study
@@ -84,7 +84,7 @@ def test_the_command_says_it_in_one_line(
     tmp_path: Path, holder: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run" / "recipe.toml").write_text(_recipe().to_toml())
-    assert exit_code(["resume", str(tmp_path / "run")]) == 2
+    assert confed("resume", str(tmp_path / "run")) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert f"process {holder.pid} on" in line
 

@@ -10,6 +10,7 @@ import pytest
 import confed
 from confed.system import packages
 from confed.system.collector import collector_at_rest
+from refusals import refuses
 
 TEXT = "tables need pandas: pip install '.[notebook]' -c constraints.txt"
 PINS = Path(confed.__file__).parent / "constraints.txt"
@@ -72,6 +73,5 @@ def test_the_collector_rests_and_is_as_before_afterwards() -> None:
             assert not gc.isenabled()  # the outer block goes on
             raise ValueError("faulty")
 
-    with pytest.raises(ValueError, match="faulty"):
-        failing()
+    refuses("faulty", failing)
     assert gc.isenabled()

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from command import exit_code
+from command_line import confed
 from confed import load_run, load_study
 from confed.system.folder_lock import exclusive
 from confed.tracking import follow
@@ -303,10 +303,6 @@ def test_models_of_a_site_are_tracked_with_what_they_cost(run: Path, tmp_path: P
     (found,) = tracked_runs(site)
     assert {r: values["privacy/epsilon"] for r, values in found.rounds.items()} == {1: 0.5, 2: 1.0, 3: 1.5}
     assert found.over
-
-
-def confed(*arguments: str | Path) -> int:
-    return exit_code([str(argument) for argument in arguments])
 
 
 def test_the_command_tracks_a_run_and_says_where_to_look(

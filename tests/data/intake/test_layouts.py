@@ -12,6 +12,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.layouts import layout_of, layout_records
 from confed.datasets.labelled_pictures import labelled_pictures
 from confed.prepare.own_data import recognise
+from refusals import refuses
 
 LABELS = [("cat",), ("dog", "cat"), (), ("dog",)]
 
@@ -205,8 +206,7 @@ def test_faults_of_layouts_name_file_and_row(tmp_path: Path) -> None:
     (tmp_path / "train" / "labels" / "0.txt").write_text("0 0.5 0.5 1 1\n7 0.5 0.5 1 1\n")
     with pytest.raises(ValueError, match=r"0\.txt, row 2: expected a class from 0 to 1 of data\.yaml, got '7 0"):
         labelled_pictures(tmp_path, layout="yolo", image_size=4)
-    with pytest.raises(ValueError, match="expected files in the layout 'cvat', got none"):
-        labelled_pictures(tmp_path, layout="cvat", image_size=4)
+    refuses("expected files in the layout 'cvat', got none", labelled_pictures, tmp_path, layout="cvat", image_size=4)
 
 
 def test_pictures_that_are_not_there_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -219,5 +219,4 @@ def test_pictures_that_are_not_there_are_left_out_and_counted(tmp_path: Path) ->
 def test_masks_beside_images_are_no_classes(tmp_path: Path) -> None:
     pictures(tmp_path / "images", 4)
     pictures(tmp_path / "masks", 4)
-    with pytest.raises(ValueError, match="images beside masks/ are pictures with masks or boxes, no classes"):
-        recognise(tmp_path)
+    refuses("images beside masks/ are pictures with masks or boxes, no classes", recognise, tmp_path)

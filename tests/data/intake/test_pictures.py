@@ -27,6 +27,7 @@ from confed.inference.finished_run import FinishedRun
 from confed.models.inputs import picture_fit, picture_side
 from confed.recipes.recipe import parse_recipe
 from confed.runs.dataset import load_dataset
+from refusals import refuses
 
 SOURCE = Path(__file__).parents[3] / "src" / "confed"
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
@@ -435,8 +436,7 @@ def test_a_recipe_has_the_fit_of_its_model(tmp_path: Path) -> None:
     assert "fit" not in recipe(tmp_path, "image_size = 40").sections["data"]
     again = parse_recipe(recipe(tmp_path).to_toml())
     assert again.sections["data"]["fit"] == "crop"
-    with pytest.raises(ValueError, match=r"data\.fit must be squeeze or crop or pad.*got 'zoom'"):
-        recipe(tmp_path, 'fit = "zoom"')
+    refuses(r"data\.fit must be squeeze or crop or pad.*got 'zoom'", recipe, tmp_path, 'fit = "zoom"')
 
 
 def test_the_data_are_made_with_the_fit(tmp_path: Path) -> None:

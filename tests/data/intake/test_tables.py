@@ -23,6 +23,7 @@ from confed.datasets.picture_captions import coco_captions
 from confed.datasets.tagged_texts import tagged_texts
 from confed.datasets.vqa_v2 import vqa_v2
 from confed.prepare.own_data import recognise
+from refusals import refuses
 
 COUNT = 12
 CAFE = "caf\u00e9"
@@ -262,10 +263,7 @@ def test_splits_of_labels_are_read_in_any_case(reader: Callable[..., Any], tmp_p
 def test_what_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "data", "q.xlsx", b"")
     (place / "other.csv").write_text("a;b\n1;2\n")
-    with pytest.raises(
-        ValueError, match=r"q\.xlsx: a spreadsheet; save it as CSV; other\.csv has the columns a, b, no"
-    ):
-        recognise(place)
+    refuses(r"q\.xlsx: a spreadsheet; save it as CSV; other\.csv has the columns a, b, no", recognise, place)
 
 
 def test_tables_of_competitions_name_pictures_without_ending(tmp_path: Path) -> None:
@@ -324,8 +322,7 @@ FAULTS: dict[str, tuple[str, str | bytes, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_name_the_row_as_an_editor_counts(fault: str, tmp_path: Path) -> None:
     name, content, message = FAULTS[fault]
-    with pytest.raises(ValueError, match=message):
-        read(folder_of(tmp_path / "data", name, content))
+    refuses(message, read, folder_of(tmp_path / "data", name, content))
 
 
 def test_rows_count_as_an_editor_shows_them(tmp_path: Path) -> None:
@@ -461,8 +458,7 @@ def test_objects_of_other_files_have_numbers_of_their_own(tmp_path: Path) -> Non
     assert "2 left out (no object: " in dataset.facts["account"]
     assert "licence" not in dataset.facts
     (tmp_path / "val" / "0001.png").write_bytes((tmp_path / "train" / "0001.png").read_bytes())
-    with pytest.raises(ValueError, match="got 1 in both, 'coco-1' is one"):
-        coco(tmp_path, **options)
+    refuses("got 1 in both, 'coco-1' is one", coco, tmp_path, **options)
 
 
 def voc_of(place: Path) -> Any:

@@ -30,7 +30,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
 
-from command import exit_code
+from command_line import confed
 from confed.algorithms.fedavg import FedAvg
 from confed.deployment.flare import server as flare_server
 from confed.deployment.flare import server as flare_serving
@@ -603,7 +603,7 @@ def test_faulty_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["client", str(recipe), "--engine", "flare", "--insecure"], "TLS is always on"),
         (["server", str(recipe), "--engine", "pigeon"], "pigeon"),
     ):
-        assert exit_code(arguments) == 2
+        assert confed(*arguments) == 2
         assert says in " ".join(capsys.readouterr().err.split())
 
 
