@@ -42,8 +42,7 @@ def summary(probabilities: torch.Tensor, truth: torch.Tensor) -> dict[str, Any]:
     """What a run that has only the place "test" says of it."""
     from confed.algorithms.fedavg import FedAvg
     from confed.data.examples import FederatedDataset
-    from confed.runs.evaluate import Examination
-    from confed.runs.evaluate import summarise_labels
+    from confed.runs.evaluate import Examination, summarise_labels
     from confed.tasks.multilabel import Multilabel
 
     labels = tuple(map(str, range(CLASSES)))

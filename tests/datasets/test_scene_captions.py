@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from command import exit_code
+from command_line import confed
 from confed.data.caption_batches import MixedData, groups
 from confed.data.examples import Examples, FederatedDataset, Turn
 from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
@@ -235,7 +235,7 @@ def materials_with(pieces: Path) -> Any:
 def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     options = [f"data.{key}=4" for key in ("train", "test", "validation", "texts", "documents")]
     options += ["--size", "80", "--json"]
-    assert exit_code(["data", "prepare", "pieces", "captions_scenes", str(tmp_path / "p.model"), *options]) == 0
+    assert confed("data", "prepare", "pieces", "captions_scenes", tmp_path / "p.model", *options) == 0
     assert json.loads(capsys.readouterr().out)["pieces"] == 80
-    assert exit_code(["data", "prepare", "pieces", "modalities", str(tmp_path / "q.model")]) == 2
+    assert confed("data", "prepare", "pieces", "modalities", tmp_path / "q.model") == 2
     assert "public texts, got none" in " ".join(capsys.readouterr().err.split())
