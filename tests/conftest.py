@@ -40,6 +40,7 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "no set
 def pytest_collection_finish() -> None:
     """From here on the collector of cycles looks at what tests make, and not at a million objects of libraries."""
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 
