@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,13 +126,8 @@ def _encode(
     model = load_vision_encoder(encoder, options.grid, options.device)
     rows = model.files([pictures[image] for image in needed])
     first = next(rows)
-
-    def every() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        yield first
-        yield from rows
-
     index = RegionIndex(tuple(needed), first[0].shape[0], first[0].shape[1], model.name)
-    write_regions(file, index, _watched(every(), len(needed), progress), options.precision)
+    write_regions(file, index, _watched(chain([first], rows), len(needed), progress), options.precision)
     return {"regions": index.regions, "width": index.width, "padded": 0, "unused": len(pictures) - len(needed)}
 
 
