@@ -22,6 +22,7 @@ from rich.markup import escape
 from typer.core import TyperOption
 
 from confed.data.preparation import shown
+from confed.federation.file_names import path_of
 from confed.registry import allow_code, allowing_code, grant
 from confed.system.events import Caution, Event, Note, Progress, ignore
 from confed.system.packages import for_this_installation
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from confed.api.progress import Display
     from confed.recipes.recipe import Recipe
     from confed.report.tables.table import Table as ReportTable
+    from confed.studies.runner import Outcome
 
 
 FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -460,3 +462,26 @@ def default_workers(recipe: "Recipe") -> int:
     from confed.engines.workers import free_cores
 
     return free_cores() if recipe.run.device == "cpu" else 1
+
+
+def grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason -> its cells; all seeds of a refused method give one line."""
+    groups: dict[str, list[str]] = {}
+    for cell, text in errors.items():
+        groups.setdefault(text, []).append(cell)
+    return groups
+
+
+def tell_errors(outcome: "Outcome") -> None:
+    """Why runs are not there, and where more of it is written."""
+    shown = for_people()
+    for text, cells in grouped(outcome.errors).items():
+        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}")
+    for cell in sorted(outcome.failed):
+        shown.print(escape(f"what went wrong in {cell}: {cell_place(outcome.folder, cell)}/error.txt"), soft_wrap=True)
+
+
+def cell_place(folder: Path, name: str) -> Path:
+    """The folder of a cell "row/seed-n"."""
+    row, _, seed = name.rpartition("/")
+    return path_of(folder, row) / seed

@@ -63,9 +63,7 @@ def compare(
         given = [name for name, value in rows_given.items() if value]
         if given or seeds != 1:
             raise ValueError(f"{(given or ['--seeds'])[0]} goes with a recipe; {sources[0]} is a folder")
-        from confed.cli.tables import show_folders
-
-        show_folders(list(map(Path, sources)), reference, judged, headline, results, out)
+        _of_folders(list(map(Path, sources)), reference, judged, headline, results, out)
         return
     if results is not None:
         raise ValueError("--results is of runs that are there: `confed compare STUDY --results DIR`")
@@ -90,6 +88,28 @@ def compare(
         complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
     grid.open(folder, asdict(judged))
     grids.carry_out(folder, cluster, address, workers)
+
+
+def _of_folders(
+    places: list[Path], references: list[str] | None, judged: options.Judged, headline: str, results: Path | None,
+    out: Path | None,
+) -> None:  # fmt: skip
+    """What folders that are there show: gates, cells, results files, tables."""
+    from confed.cli.grids import show_cells
+    from confed.cli.tables import show_comparison, show_gates, write_rows_of
+    from confed.studies.cells import CELLS
+
+    if judged.gates:
+        if len(places) > 2:
+            raise ValueError("--gates is of a study and of the same rows with at least 1.5 times the rounds")
+        show_gates(places[0], places[1] if len(places) > 1 else None, out)
+        return
+    if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
+        show_cells(places[0])
+        return
+    if results is not None:
+        write_rows_of(places, results)
+    show_comparison(places, references, judged, headline, out)
 
 
 # Choice of settings ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Description of a dataset: counts, answers, facts, and a sheet of sample pictures."""
 
+import textwrap
 import tomllib
 import warnings
 from collections import Counter
@@ -8,15 +9,25 @@ from inspect import signature
 from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from confed import registry
-
-if TYPE_CHECKING:
-    from confed.data.examples import Examples, FederatedDataset
-
+from confed.data.croissant import write_croissant
+from confed.data.examples import Examples, FederatedDataset, presence
+from confed.data.faults import faults, survey
+from confed.data.imputation import drop_modalities, missing_of
+from confed.data.lazy import Lazy
+from confed.data.modalities import MODALITIES, is_modal
+from confed.data.modality_names import set_names
+from confed.data.pictures import fitted
+from confed.data.readable import leave_out_unreadable
+from confed.recipes.recipe import load_recipe, pictures_of
+from confed.recipes.schema import validate
+from confed.report.figures.answers import answers_of
+from confed.report.html.dataset_page import dataset_page
 
 _SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
 TWELVE = 12
@@ -33,13 +44,6 @@ def describe(
     answers: Path | None = None,
 ) -> dict[str, Any]:
     """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page."""
-    from confed.data.faults import faults
-    from confed.data.imputation import drop_modalities, missing_of
-    from confed.data.pictures import fitted
-    from confed.data.readable import leave_out_unreadable
-    from confed.recipes.recipe import load_recipe, pictures_of
-    from confed.recipes.schema import validate
-
     _check_endings(out, html, answers)
     given, of_model = dict[str, Any](), dict[str, Any]()
     if name.endswith(".toml"):
@@ -72,12 +76,8 @@ def describe(
     description["shown"] = shown
     source = " ".join([f"data.name = {name}", *(f"{k}={v}" for k, v in _public(constructor, given).items())])
     if croissant is not None:
-        from confed.data.croissant import write_croissant
-
         description["files"] = [str(path) for path in write_croissant(dataset, croissant, source)]
     if html is not None:
-        from confed.report.html.dataset_page import dataset_page
-
         html.parent.mkdir(parents=True, exist_ok=True)
         page = dataset_page(dataset, description["rows"], warnings_found, source, shown, how)
         html.write_text(page, encoding="utf-8")
@@ -85,10 +85,8 @@ def describe(
     return description
 
 
-def _draw_answers(dataset: "FederatedDataset", out: Path) -> Path:
+def _draw_answers(dataset: FederatedDataset, out: Path) -> Path:
     """The figure of each place's answers, as SVG or PNG by the file's ending."""
-    from confed.report.figures.answers import answers_of
-
     drawing = answers_of(dataset)
     if drawing is None:
         raise ValueError(f"answers: {dataset.name} has fewer than two places with answers, nothing to compare")
@@ -108,8 +106,6 @@ def _check_endings(out: Path | None, html: Path | None, answers: Path | None) ->
 
 def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Sizes of the pictures in a dataset's folder, and warnings of what a model gets of them."""
-    from confed.data.faults import survey
-
     side, root = values.get("image_size"), values.get("root")
     if not side or root is None or not Path(root).is_dir():
         return "", []
@@ -125,7 +121,7 @@ def _of_files(values: Mapping[str, Any], fit: str, of_model: Mapping[str, Any]) 
 Shown = Sequence[tuple[np.ndarray, str]]  # pictures with a text each
 
 
-def _shown(dataset: "FederatedDataset") -> Shown:
+def _shown(dataset: FederatedDataset) -> Shown:
     """Twelve pictures from training examples, client by client, evenly over each one's."""
     names = list(dataset.clients)
     of_clients: list[Shown] = []
@@ -134,11 +130,8 @@ def _shown(dataset: "FederatedDataset") -> Shown:
     return list(filter(None, chain.from_iterable(zip_longest(*of_clients))))[:TWELVE]
 
 
-def _described(name: str, dataset: "FederatedDataset", out: Path | None, shown: Shown, how: str) -> dict[str, Any]:
+def _described(name: str, dataset: FederatedDataset, out: Path | None, shown: Shown, how: str) -> dict[str, Any]:
     """Counts, answers and facts, and the sheet, which begins with pictures as a model reads them."""
-    from confed.data.lazy import Lazy
-    from confed.data.modalities import is_modal
-
     labelled, modal, facts = dataset.kind == "labels", is_modal(dataset), dict(dataset.facts)
     few = LISTED if labelled or isinstance(dataset.clients, Lazy) else None
     rows: list[dict[str, Any]] = []
@@ -193,12 +186,8 @@ def _option(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _modal_row(examples: "Examples") -> dict[str, Any]:
+def _modal_row(examples: Examples) -> dict[str, Any]:
     """Modalities of examples, and the number of different recordings and series."""
-    from confed.data.examples import presence
-    from confed.data.modalities import MODALITIES
-    from confed.data.modality_names import set_names
-
     present = presence(examples)
     sets = Counter(set_names(present))
     most = ", ".join(name if len(sets) == 1 else f"{name} {count}" for name, count in sets.most_common())
@@ -212,9 +201,7 @@ def _modal_row(examples: "Examples") -> dict[str, Any]:
     }
 
 
-def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
-    from confed.data.examples import presence
-
+def _row(place: str, role: str, examples: Examples) -> dict[str, Any]:
     counts = examples.target.counts()
     answer, count = max(counts.items(), key=itemgetter(1), default=("none", 0))
     most = f"{answer} ({count / max(len(examples), 1):.1%})"
@@ -228,10 +215,8 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     }
 
 
-def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
+def _cells(examples: Examples, most: int, *, spread: bool = False) -> Shown:
     """Different pictures of some examples, each with one question and its answer."""
-    from confed.data.examples import presence
-
     if 0 in examples.images.shape:
         return []
     first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
@@ -247,10 +232,6 @@ def _cells(examples: "Examples", most: int, *, spread: bool = False) -> Shown:
 
 def _draw_sheet(parts: Sequence[tuple[str, Shown]], out: Path) -> None:
     """A row per place: pictures with a text each."""
-    import textwrap
-
-    from PIL import Image, ImageDraw
-
     text_height, cell = 48, _SHEET_CELL
     row_height = cell + text_height + 18
     sheet = Image.new("RGB", (_SHEET_COLUMNS * (cell + 6) + 6, len(parts) * row_height), "white")

@@ -20,10 +20,11 @@ from confed.cli.app import (
     INTERRUPTED,
     allowed_modules,
     answer,
+    cell_place,
     complain,
     console,
     default_workers,
-    for_people,
+    grouped,
     handling,
     is_json,
     is_quiet,
@@ -34,13 +35,14 @@ from confed.cli.app import (
     show,
     showing,
     table_of,
+    tell_errors,
 )
+from confed.cli.options import Judged
 from confed.federation.checkpoint import Checkpoints, CorruptCheckpoint
-from confed.federation.file_names import path_of
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import kind_of
 from confed.results.summary import check_headline
-from confed.results.sweep import MODELS, Sweep, read_sweep
+from confed.results.sweep import MODELS, read_sweep
 from confed.runs.plan import RunPlan, makespan, plan_run
 from confed.studies.cells import (
     BatchOptions,
@@ -65,15 +67,6 @@ from confed.system.folder_lock import exclusive
 from confed.system.format import count, counted, duration, size
 
 Execute = Callable[[StudyFolder], Outcome]
-
-
-@dataclass(frozen=True)
-class Judged:
-    references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
-    margin: float = 0.01  # of equality, a fraction
-    # the method whose relative improvement over each of the others is shown, client by client; "" for none
-    relative: str = ""
-    gates: bool = False  # as a benchmark, whose gates are judged in place of methods
 
 
 def judged_by(references: list[str] | None, margin: float, headline: str, relative: str, gates: bool = False) -> Judged:
@@ -144,7 +137,7 @@ def _finish_study(study: StudyFolder, execute: Execute, more: Mapping[str, Any])
     if not outcome.summaries:
         if outcome.failed:
             first = min(outcome.failed)
-            place = _cell(study.root, first)
+            place = cell_place(study.root, first)
             raise RuntimeError(f"no run could be made: {outcome.errors[first]}; see {place}/error.txt")
         raise ValueError("no run could be made: " + next(iter(outcome.errors.values())))
     if study.side_by_side:
@@ -164,15 +157,6 @@ def tell_account(summary: Mapping[str, Any]) -> None:
     for key in ("account", "read"):
         if (told := summary.get("facts", {}).get(key)) and not is_quiet():
             remark(f"data: {escape(told)}")
-
-
-def tell_errors(outcome: Outcome) -> None:
-    """Why runs are not there, and where more of it is written."""
-    shown = for_people()
-    for text, cells in _grouped(outcome.errors).items():
-        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}")
-    for cell in sorted(outcome.failed):
-        shown.print(escape(f"what went wrong in {cell}: {_cell(outcome.folder, cell)}/error.txt"), soft_wrap=True)
 
 
 def _judged(study: StudyFolder) -> Judged:
@@ -200,7 +184,7 @@ def _finish_sweep(root: Path, execute: Execute, more: Mapping[str, Any]) -> None
         outcomes[point.folder] = execute(study)
         after = [job for job in study.jobs if study.finished(job)]
         if after and (after != before or _outdated(study, after)):
-            write_tables(study.root, present(sweep, {job.method for job in after}), sweep.margin)
+            write_tables(study.root, sweep.present({job.method for job in after}), sweep.margin)
             write_report(study.root)
     errors: dict[str, str] = {}
     for place, outcome in outcomes.items():
@@ -213,7 +197,7 @@ def _finish_sweep(root: Path, execute: Execute, more: Mapping[str, Any]) -> None
         show_gates(first, longer[0] if longer else None, root)
     else:
         show_sweep(root, errors, **more)
-    for text, cells in _grouped(errors).items():
+    for text, cells in grouped(errors).items():
         complain(f"{', '.join(cells)}: {text}", "without")
     if any(outcome.failed for outcome in outcomes.values()):
         raise typer.Exit(FAILED)
@@ -226,25 +210,6 @@ def _outdated(study: StudyFolder, finished: Sequence[Job]) -> bool:
         return True
     written = report.stat().st_mtime
     return any((study.root / job.folder / "summary.json").stat().st_mtime >= written for job in finished)
-
-
-def present(sweep: Sweep, methods: set[str]) -> tuple[str, ...] | None:
-    """The references that have runs; None, for the usual ones, if none has."""
-    return tuple(name for name in sweep.references if name in methods) or None
-
-
-def _cell(folder: Path, name: str) -> Path:
-    """The folder of a cell "row/seed-n"."""
-    row, _, seed = name.rpartition("/")
-    return path_of(folder, row) / seed
-
-
-def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reason -> its cells; all seeds of a refused method give one line."""
-    groups: dict[str, list[str]] = {}
-    for cell, text in errors.items():
-        groups.setdefault(text, []).append(cell)
-    return groups
 
 
 def tune_rows(recipe: Recipe, folder: Path, workers: int | None, **terms: Any) -> None:

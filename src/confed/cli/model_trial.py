@@ -13,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 
+from confed.engines.executor import attach
+from confed.engines.perform import Workspace
 from confed.federation.batches import rows
 from confed.federation.evaluate import evaluate
+from confed.federation.local import make_optimizer
 from confed.federation.protocols import Counting
 from confed.federation.specs import task_spec
 from confed.prepare.own_data import Found
 from confed.prepare.recipe_draft import Training, candidates, draft
 from confed.recipes.recipe import Recipe, parse_recipe
 from confed.registry import datasets
+from confed.runs.build import prepare
 
 VISION = "google/mobilenet_v2_1.0_224"
 TEXT = "sentence-transformers/paraphrase-MiniLM-L3-v2"
@@ -90,11 +95,6 @@ def _small(recipe: Recipe) -> Recipe:
 
 def measure(name: str, recipe: Recipe, seconds: float) -> Tried | None:
     """A model trained on a part of the examples of all clients together, for at most so long; None for too few."""
-    from confed.engines.executor import attach
-    from confed.engines.perform import Workspace
-    from confed.federation.local import make_optimizer
-    from confed.runs.build import prepare
-
     setup, run_data = prepare(recipe)
     clients = list(run_data.clients.values())
     judging = _in_turn([iter(client.validation(LEAST)) for client in clients])
@@ -174,8 +174,6 @@ def _encoders(encoder: str, text_encoder: str, *, reads_texts: bool) -> tuple[st
 
 def in_cache(name: str) -> bool:
     """Whether the weights of a name on the hub were fetched before."""
-    from huggingface_hub import try_to_load_from_cache
-
     return isinstance(try_to_load_from_cache(name, "model.safetensors"), str)
 
 

@@ -1,5 +1,6 @@
 """Options that several verbs share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,3 +27,12 @@ Site = Annotated[str, option("Name of this site, a client of the data.")]
 SiteKey = Annotated[Path, option("This site's private key.")]
 Private = Annotated[Path, option("Folder for what must not leave this machine.")]
 SiteData = Annotated[list[str] | None, option("key=value for [data], such as root=DIR; repeatable.")]
+
+
+@dataclass(frozen=True)
+class Judged:
+    references: tuple[str, ...] = ()  # what they are compared with; none for the usual ones
+    margin: float = 0.01  # of equality, a fraction
+    # the method whose relative improvement over each of the others is shown, client by client; "" for none
+    relative: str = ""
+    gates: bool = False  # as a benchmark, whose gates are judged in place of methods

@@ -24,8 +24,9 @@ from confed.cli.app import (
     remark,
     say,
     table_of,
+    tell_errors,
 )
-from confed.cli.grids import Judged, present, show_cells, tell_errors
+from confed.cli.options import Judged
 from confed.comparison.refusals import other_data
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import name_of_file
@@ -48,7 +49,6 @@ from confed.results.folder import kind_of
 from confed.results.records import record_of
 from confed.results.runs import StudyResults, load, with_deployed_of
 from confed.results.sweep import Sweep, read_sweep
-from confed.studies.cells import CELLS
 from confed.studies.gates import GATES
 from confed.studies.gates import judged as judged_gates
 from confed.studies.published import write_rows
@@ -60,25 +60,7 @@ from confed.studies.tuned import in_words
 from confed.system.plain_text import visible
 
 
-def show_folders(
-    places: list[Path], references: list[str] | None, judged: Judged, headline: str, results: Path | None,
-    out: Path | None,
-) -> None:  # fmt: skip
-    """What folders that are there show: gates, cells, results files, tables."""
-    if judged.gates:
-        if len(places) > 2:
-            raise ValueError("--gates is of a study and of the same rows with at least 1.5 times the rounds")
-        show_gates(places[0], places[1] if len(places) > 1 else None, out)
-        return
-    if len(places) == 1 and (places[0] / CELLS).is_file() and out is None:
-        show_cells(places[0])
-        return
-    if results is not None:
-        _write_rows(places, results)
-    _compare_folders(places, references, judged, headline, out)
-
-
-def _write_rows(folders: Sequence[Path], results: Path) -> None:
+def write_rows_of(folders: Sequence[Path], results: Path) -> None:
     studies: list[tuple[str, StudyResults]] = []
     for folder in folders:
         models = {folder / row: row for row in _models(folder)}
@@ -87,7 +69,7 @@ def _write_rows(folders: Sequence[Path], results: Path) -> None:
     say(escape(f"written into {results}: {names}, and what each predicted as .safetensors"))
 
 
-def _compare_folders(
+def show_comparison(
     folders: list[Path], references: list[str] | None, judged: Judged, headline: str, out: Path | None
 ) -> None:
     """Tables of folders that are there, written into a folder if one is given, and printed."""
@@ -224,7 +206,7 @@ def _of_models(root: Path, sweep: Sweep) -> tuple[dict[str, Any], list[Table], l
     finished_methods = {name_of_file(path.parent.parent.name) for path in finished}
     for absent in [name for name in sweep.references if name not in finished_methods]:
         complain(f"reference {absent!r} has no finished run", "note")
-    references = present(sweep, finished_methods)
+    references = sweep.present(finished_methods)
     studies, paths = write_models(root, sweep.models, references)
     pairs, tables = pairs_of(studies, references), model_tables(studies, references)
     tests: dict[str, list[dict[str, Any]]] = {}

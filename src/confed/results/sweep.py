@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ class Sweep:
     margin: float = 0.01  # differences smaller than this are taken not to matter, a fraction
     # The setting that tells lines of one figure apart, or MODELS; "" where there is one line per method.
     by: str = ""
+
+    def present(self, methods: Collection[str]) -> tuple[str, ...] | None:
+        """The references that have runs; None, for the usual ones, if none has."""
+        return tuple(name for name in self.references if name in methods) or None
 
     @property
     def models(self) -> dict[str, str]:
