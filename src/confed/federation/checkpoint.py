@@ -66,8 +66,7 @@ class Checkpoints:
 
     def expect(self, checkpoint: Checkpoint) -> Checkpoint:
         """Has the store keep what a checkpoint relies on; returns what :meth:`write` must get."""
-        newest = max(self.store.kept, default=0)
-        self.store.expected = [*(round for round in self.store.expected if round > newest), checkpoint.round]
+        self.store.expected = [*self.store.expected, checkpoint.round]
         return replace(checkpoint, states=self.store.needed(checkpoint.round))
 
     def write(self, checkpoint: Checkpoint) -> None:

@@ -81,6 +81,7 @@ class DirectoryStore:
             if before:
                 self._needed.add(client_id, _name(before[-1]), -1)
             self._needed.add(client_id, _name(file))
+        self.expected = [version for version in self.expected if version > max(self.kept, default=0)]
         older = [version for version, _ in before if version < self.version]
         # The version before this one: a run stopped in the middle of a round saves the round before.
         needed = {max(older, default=-1), *(newest_until(older, v) for v in (*self.kept, *self.expected))}
