@@ -18,13 +18,8 @@ from urllib.parse import quote
 
 from safetensors.torch import load, save
 
-from confed.federation.directory_store import (
-    CorruptCheckpoint,
-    DirectoryStore,
-    private_folder,
-    remove_unfinished,
-    write_atomically,
-)
+from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
+from confed.federation.directory_store import CorruptCheckpoint, DirectoryStore
 from confed.federation.params import Params
 from confed.federation.reading import FAULTS
 from confed.federation.state import ServerState

@@ -14,12 +14,10 @@ from functools import partial
 from pathlib import Path
 from struct import Struct, error
 
-from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
+from confed.federation.atomic import private_folder, write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.state import ClientState
 from confed.federation.wire import decode_state, encode_state
-
-__all__ = ["remove_unfinished"]
 
 SUFFIX = ".states"
 _HEAD = Struct("<4sHQ")  # kind of a record, bytes of the client's name and of the state
