@@ -9,7 +9,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,14 +18,8 @@ from urllib.parse import quote
 
 from safetensors.torch import load, save
 
-from confed.federation.directory_store import (
-    CorruptCheckpoint,
-    DirectoryStore,
-    at_once,
-    private_folder,
-    remove_unfinished,
-    write_atomically,
-)
+from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
+from confed.federation.directory_store import CorruptCheckpoint, DirectoryStore
 from confed.federation.params import Params
 from confed.federation.reading import FAULTS
 from confed.federation.state import ServerState
@@ -63,16 +57,15 @@ class Checkpoints:
 
         Where it cannot be written, nothing of it stays.
         """
-        self.write(self._relying(checkpoint))
-        self.store.kept = self.rounds()
+        self.write(self.expect(checkpoint))
 
     def expect(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Tells the store which versions matter once a checkpoint is written; returns what :meth:`write` must get."""
-        self.store.kept = self._kept([*self.store.kept, checkpoint.round])
-        return self._relying(checkpoint)
+        """Has the store keep what a checkpoint relies on; returns what :meth:`write` must get."""
+        self.store.expected = [*self.store.expected, checkpoint.round]
+        return replace(checkpoint, states=self.store.needed(checkpoint.round))
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """As :meth:`save`, without telling the store."""
+        """As :meth:`save`, of a checkpoint that is expected; in any thread."""
         target = self.root / f"round-{checkpoint.round:06d}"
         temporary = self.root / f".{target.name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -99,23 +92,15 @@ class Checkpoints:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._prune()
-
-    def _relying(self, checkpoint: Checkpoint) -> Checkpoint:
-        return replace(checkpoint, states=self.store.needed(checkpoint.round))
+        self.prune()
 
     def prune(self) -> None:
         """Removes what is neither among the newest ``keep`` nor always kept; tells the store which versions matter."""
-        self._prune()
-        self.store.kept = self.rounds()
-
-    def _prune(self) -> None:
         rounds = self.rounds()
-        for old in set(rounds) - set(self._kept(rounds)):
+        kept = [round for round in rounds if round in self.always or round in rounds[-self.keep :]]
+        for old in set(rounds) - set(kept):
             shutil.rmtree(self.root / f"round-{old:06d}", ignore_errors=True)
-
-    def _kept(self, rounds: Sequence[int]) -> list[int]:
-        return [round for round in rounds if round in self.always or round in rounds[-self.keep :]]
+        self.store.kept = kept
 
     def load(self, round: int) -> Checkpoint:
         """One checkpoint, verified."""
@@ -230,8 +215,7 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:
         self._checkpoints = checkpoints
-        self._jobs = queue.SimpleQueue[Checkpoint | Callable[[], None] | None]()
-        self._given = self._done = 0  # each is counted by one thread alone
+        self._jobs = queue.SimpleQueue[Checkpoint | None]()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(waiting):
             self._places.put(None)
@@ -247,15 +231,13 @@ class CheckpointWriter:
             self._checkpoints.save(checkpoint)
             return
         self._places.get()
-        given = self._given
         try:
             self._raise()
             if self._thread is None:
                 self._start()
-            self._give(self._checkpoints.expect(checkpoint))
+            self._jobs.put(self._checkpoints.expect(checkpoint))
         except BaseException:
-            if self._given == given:
-                self._places.put(None)
+            self._places.put(None)  # a place too many, where the interrupt came just after the job was given
             raise
 
     def close(self) -> None:
@@ -267,7 +249,6 @@ class CheckpointWriter:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-            self._checkpoints.store.later = at_once
             self._raise()
             self._checkpoints.store.settle()
         self._raise()
@@ -275,7 +256,7 @@ class CheckpointWriter:
     def _start(self) -> None:
         # A queue of its own, and known only once it has started: an interrupted `start` leaves a thread that may or may
         # not run, and cannot be joined.
-        jobs = queue.SimpleQueue[Checkpoint | Callable[[], None] | None]()
+        jobs = queue.SimpleQueue[Checkpoint | None]()
         thread = threading.Thread(target=self._work, args=(jobs,), name="confed-checkpoints", daemon=True)
         try:
             thread.start()
@@ -283,39 +264,18 @@ class CheckpointWriter:
             jobs.put(None)
             raise
         self._jobs, self._thread = jobs, thread
-        self._checkpoints.store.later = self._later
-
-    def _give(self, job: Checkpoint | Callable[[], None]) -> None:
-        self._given += 1  # first: a job that is not counted would seem to be done
-        self._jobs.put(job)
 
     def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
-    def _later(self, job: Callable[[], None]) -> None:
-        """A removal, after the checkpoints that were given before."""
-        busy = self._given > self._done  # looked at first: an idle thread meets no errors
-        if self._error is not None:
-            return  # nothing may be removed that the last whole checkpoint needs
-        if busy:
-            self._give(job)
-        else:
-            job()
-
-    def _work(self, jobs: "queue.SimpleQueue[Checkpoint | Callable[[], None] | None]") -> None:
-        while (job := jobs.get()) is not None:
+    def _work(self, jobs: "queue.SimpleQueue[Checkpoint | None]") -> None:
+        while (checkpoint := jobs.get()) is not None:
             try:
-                if self._error is not None:
-                    continue
-                if isinstance(job, Checkpoint):
-                    self._checkpoints.write(job)
-                else:
-                    job()
+                if self._error is None:
+                    self._checkpoints.write(checkpoint)
             except Exception as error:
                 self._error = error
             finally:
-                if isinstance(job, Checkpoint):
-                    self._places.put(None)
-                self._done += 1
+                self._places.put(None)

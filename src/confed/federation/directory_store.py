@@ -7,19 +7,17 @@ with its length, so that a process killed in the middle leaves a part that is no
 
 import hashlib
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from struct import Struct, error
 
-from confed.federation.atomic import private_folder, remove_unfinished, write_atomically
+from confed.federation.atomic import private_folder, write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.state import ClientState
 from confed.federation.wire import decode_state, encode_state
-
-__all__ = ["remove_unfinished"]
 
 SUFFIX = ".states"
 _HEAD = Struct("<4sHQ")  # kind of a record, bytes of the client's name and of the state
@@ -40,11 +38,6 @@ def newest_until(versions: Iterable[int], most: int) -> int:
     return max((version for version in versions if version <= most), default=-1)
 
 
-def at_once(job: Callable[[], None]) -> None:
-    """A call of the function."""
-    job()
-
-
 class DirectoryStore:
     """Client states in a directory, by client and version.
 
@@ -57,11 +50,9 @@ class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.version = 0  # set by begin; save writes it, and load does not look beyond it
-        self.kept: Sequence[int] = ()  # versions of the checkpoints that must stay loadable
-        # calls a function that removes what no checkpoint needs, once that is so; by default at once
-        self.later: Callable[[Callable[[], None]], None] = at_once
+        self.kept: Sequence[int] = ()  # versions of the checkpoints on disk, which must stay loadable
+        self.expected: Sequence[int] = ()  # versions of checkpoints on their way there
         self._known: _Index | None = None
-        self._dropped: deque[tuple[str, File]] = deque()  # another thread may append to it
         self._changed = set[File]()  # files from which some states were dropped
         self._needed: CheckpointManifest | None = None
 
@@ -88,14 +79,13 @@ class DirectoryStore:
             if before:
                 self._needed.add(client_id, _name(before[-1]), -1)
             self._needed.add(client_id, _name(file))
+        self.expected = [version for version in self.expected if version > max(self.kept, default=0)]
         older = [version for version, _ in before if version < self.version]
         # The version before this one: a run stopped in the middle of a round saves the round before.
-        needed = {max(older, default=-1), *(newest_until(older, version) for version in self.kept)}
+        needed = {max(older, default=-1), *(newest_until(older, v) for v in (*self.kept, *self.expected))}
         for outdated in before:
             if outdated != file and outdated[0] not in needed:
-                index.forget(client_id, outdated)
-                self.later(partial(self._dropped.append, (client_id, outdated)))
-        self._remove_dropped()
+                self._drop(client_id, outdated)
 
     def stamp(self, client_id: str) -> tuple[object, ...] | None:
         """Identity of what :meth:`load` reads, also where another process wrote it; None where there is nothing."""
@@ -114,7 +104,6 @@ class DirectoryStore:
 
     def settle(self, share: float = 0.5) -> None:
         """Gives back the space of dropped states, where what is needed is less than a share of a file."""
-        self._remove_dropped()
         for file in self._index.places.keys() & self._changed:
             if self._live(file) < share * self._index.path(file).stat().st_size:
                 with suppress(OSError, ValueError):  # a full disk or a damaged file: it stays as it was
@@ -137,7 +126,7 @@ class DirectoryStore:
 
     def rewind(self, version: int) -> None:
         """Makes ``version`` the newest, removing what was written after it."""
-        self.version, self._needed = version, None
+        self.version, self.expected, self._needed = version, (), None
         self._refresh()
         for file in [file for file in self._index.seen if file[0] > version]:
             self._index.path(file).unlink(missing_ok=True)
@@ -217,16 +206,16 @@ class DirectoryStore:
         index.add(client_id, file, (begin + len(head), len(data)))
         return file
 
-    def _remove_dropped(self) -> None:
-        """Takes dropped states out of the index, and removes files that hold no other ones."""
-        while self._dropped:
-            client, file = self._dropped.popleft()
-            self._index.forget(client, file)
-            places = self._index.places.get(file, {})
-            if places.pop(client, None) is not None and not places:
-                self._index.remove(file)
-            else:
-                self._changed.add(file)
+    def _drop(self, client_id: str, file: File) -> None:
+        """Takes a state out of the index, and removes a file that holds no other one."""
+        index = self._index
+        if file in index.files_of[client_id]:  # no state of the same version has taken its place
+            index.files_of[client_id].remove(file)
+        del index.places[file][client_id]
+        if index.places[file]:
+            self._changed.add(file)
+        else:
+            index.remove(file)
 
     def _live(self, file: File) -> int:
         """Bytes of the records that count in a file."""
@@ -297,11 +286,6 @@ class _Index:
         self.ends[file], self._last[file[0]] = sum(place), file[1]
         others = [other for other in self.files_of.get(client, ()) if other[0] != file[0]]
         self.files_of[client] = sorted([*others, file])
-
-    def forget(self, client: str, file: File) -> None:
-        """The client has no state in this file."""
-        if file in self.files_of.get(client, ()):
-            self.files_of[client].remove(file)
 
     def write(self, file: File, states: Iterable[tuple[str, bytes]]) -> None:
         """A whole file in one step; on disk before it takes the place of one on which checkpoints rely."""

@@ -34,20 +34,25 @@ from confed.privacy.accountant import Adjacency, epsilon
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """Clipping and noise on gradients of examples."""
+    """Clipping and noise on gradients of examples.
+
+    Attributes:
+        clip: largest L2 norm C of an example's gradients, over all tensors together.
+        noise: noise multiplier z; the standard deviation is ``noise * clip`` in every coordinate of a batch's sum. 0
+            clips only, which guarantees nothing.
+        delta: of the (epsilon, delta) that reports give; well below one over a client's number of examples.
+        adjacency: what two neighbouring data sets differ in: an example is another one, or its gradient is zero.
+        repeatable: noise is a function of the run's seed, so that a run can be repeated; a party that knows the seed
+            can subtract it. False: the operating system draws every number. Across machines a site makes it from a
+            secret of its own in either case (:mod:`confed.federation.keyed_noise`).
+    """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
-    clip: float = 1.0  # largest L2 norm C of an example's gradients, over all tensors together
-    # noise multiplier z; the standard deviation is noise * clip in every coordinate of a batch's sum. 0 clips only,
-    # which guarantees nothing
+    clip: float = 1.0
     noise: float = 0.0
-    delta: float = 1e-5  # of the (epsilon, delta) that reports give; well below one over a client's number of examples
-    # what two neighbouring data sets differ in: an example is another one, or its gradient is zero
+    delta: float = 1e-5
     adjacency: Adjacency = "replace"
-    # noise is a function of the run's seed, so that a run can be repeated; a party that knows the seed can subtract it.
-    # False: the operating system draws every number. Across machines a site makes it from a secret of its own in either
-    # case (keyed_noise)
     repeatable: bool = True
 
     def __post_init__(self) -> None:

@@ -26,8 +26,8 @@ from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
 from confed.engines.remote.server import Pauses, Remote
 from confed.engines.remote.sites import Connection, Timeouts
-from confed.federation import directory_store
 from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.directory_store import DirectoryStore
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
 from confed.system.release import PROTOCOL
@@ -194,14 +194,14 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     remote = remote_of(letters)
     first = rounds(setup, remote, stop=1)[0]
     kept = {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.states")}
-    real = directory_store.write_atomically
+    append = DirectoryStore._append
 
-    def full(path: Path, data: bytes, *, sync: bool = False) -> None:
-        if "client-1" in str(path):
+    def full(store: DirectoryStore, client_id: str, data: bytes) -> tuple[int, int]:
+        if client_id == "client-1":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, data, sync=sync)
+        return append(store, client_id, data)
 
-    monkeypatch.setattr(directory_store, "write_atomically", full)
+    monkeypatch.setattr(DirectoryStore, "_append", full)
     second = rounds(setup, remote, first.servers, 1)[0]
     assert "No space left on device" in second.errors["client-1"]
     assert set(second.losses) == {"client-0", "client-2"}
