@@ -43,6 +43,8 @@ def site_in(folder: Path) -> ClientApp:
 
     def answer(head: bytes, body: bytes) -> tuple[bytes, bytes]:
         at_once[0] = int(head)
+        if at_once[0]:  # as a site does; beside it is what Flower does
+            pieces.keep(body)
         return answered, body[NUMBER - 1 :: -1] + body[NUMBER:]
 
     pieces = SitePieces(folder, limits, lambda head, body: pieces.cut(*answer(head, body), at_once[0]))
