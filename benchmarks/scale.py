@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.01, help="of the clients that are asked in a round")
     parser.add_argument("--megabytes", type=float, default=1.0, help="of an update, and of a client's state")
     parser.add_argument("--training", type=float, default=60.0, help="seconds of a client in a round")
-    parser.add_argument("--server", type=float, nargs=2, default=(0.054, 0.0078), metavar=("A", "B"))
+    parser.add_argument("--server", type=float, nargs=2, default=(0.0051, 0.0115), metavar=("A", "B"))
     parser.add_argument("--ray", type=float, nargs=2, default=(0.00127, 0.001), metavar=("A", "B"))
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)

@@ -159,7 +159,7 @@ class Registry:
     def __init__(self, kind: str, package: str, base: str | None = None) -> None:
         self.kind, self.package, self.base = kind, package, base
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._loaded = False
+        self._loaded = set[str]()
 
     @overload
     def register(self, factory: Factory, *, spec: object = None) -> Factory: ...
@@ -173,6 +173,8 @@ class Registry:
             return partial(self.register, spec=spec)
         if spec is not None:
             factory.spec = spec
+        if not factory.__module__.startswith(self.package):
+            self._load()  # first, so that nothing that is imported later takes the place of the user's
         name = getattr(factory, "name", None)
         self._entries[name if isinstance(name, str) else factory.__name__] = factory
         return factory
@@ -204,7 +206,9 @@ class Registry:
             )
         if ":" in name and not name.startswith(SESSION):
             return self._imported(name)
-        self._load()
+        for beginning in (name, ""):
+            if name not in self._entries:
+                self._load(beginning)
         if name not in self._entries:
             near = get_close_matches(name, self._entries, 2)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
@@ -221,16 +225,18 @@ class Registry:
                 return self._entries[registered]
         return trusted(self.kind, name)
 
-    def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True
-            package = importlib.import_module(self.package)
-            for file in pkgutil.iter_modules(package.__path__):
-                module = importlib.import_module(f"{self.package}.{file.name}")
-                classes = [value for value in vars(module).values() if isinstance(value, type)] if self.base else []
-                for value in classes:
-                    if value.__module__ == module.__name__ and self.base in [c.__name__ for c in value.__mro__[1:]]:
-                        self._entries[file.name] = value
+    def _load(self, name: str = "") -> None:
+        """Imports all modules; or those alone that are called as a name begins, where what has it is likely to be."""
+        package = importlib.import_module(self.package)
+        for file in pkgutil.iter_modules(package.__path__):
+            if file.name in self._loaded or (name and not name.startswith(file.name)):
+                continue
+            self._loaded.add(file.name)
+            module = importlib.import_module(f"{self.package}.{file.name}")
+            classes = [value for value in vars(module).values() if isinstance(value, type)] if self.base else []
+            for value in classes:
+                if value.__module__ == module.__name__ and self.base in [c.__name__ for c in value.__mro__[1:]]:
+                    self._entries[file.name] = value
 
 
 algorithms = Registry("algorithm", "confed.algorithms", base="Algorithm")

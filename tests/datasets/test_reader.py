@@ -23,6 +23,7 @@ from confed.datasets.reader import Reading, reader
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers of these tests are registered for them alone."""
     registry.datasets.names()
+    registry.datasets.names()  # what is imported from here on would be forgotten
     monkeypatch.setattr(registry.datasets, "_entries", dict(registry.datasets._entries))
 
 

@@ -332,6 +332,7 @@ def test_clients_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_described_and_drawn(tmp_path: Path, monkeypatch) -> None:
+    registry.datasets.names()  # what is imported from here on would be forgotten
     monkeypatch.setattr(registry.datasets, "_entries", {**registry.datasets._entries, "colours": colours_dataset})
     found = describe("colours", (), tmp_path / "sheet.png")
     assert found["answers"] == 4

@@ -160,14 +160,23 @@ def _parts(strata: Strata) -> list[np.ndarray]:
 
 def _all_outcomes(sizes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All values that D can take under random signs, and the chance of each."""
-    from scipy.stats import binom
-
     values, chances = np.zeros(1), np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         positive = np.arange(count + 1)
         values = np.add.outer(values, size * (2.0 * positive - count)).reshape(-1)
-        chances = np.multiply.outer(chances, binom.pmf(positive, count, 0.5)).reshape(-1)
+        chances = np.multiply.outer(chances, _chances(positive, count)).reshape(-1)
     return values, chances
+
+
+def _chances(positive: np.ndarray, count: int) -> np.ndarray:
+    """Chance of each number of positive signs among ``count``, all as likely as negative ones."""
+    if count > 1000:  # more choices than a number can say
+        from scipy.stats import binom
+
+        return binom.pmf(positive, count, 0.5)
+    from scipy import special
+
+    return special.binom(count, positive) / 2.0**count
 
 
 def _fewer(resamples: int, places: int) -> int:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from confed.engines.executor import InProcess
 from confed.engines.local import RoundRecord, Setup, Simulation, Workspace, simulate
-from confed.engines.remote.server import Remote
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
@@ -54,6 +53,7 @@ from confed.system.processor import check_pinned
 
 if TYPE_CHECKING:
     from confed.engines.ray.executor import RayActors
+    from confed.engines.remote.server import Remote
 
 # Names and labels of test examples, for a run's stored predictions --------------------------------------------
 
