@@ -311,7 +311,7 @@ def _joint_batches(
                 continue
             steps = dict[str, Iterator[tuple[Tensor, ...]]]()
             for name in each[0]:
-                steps[name] = zip(*(block[name].split(size) for block in each), strict=True)
+                steps[name] = zip(*(cast("Any", block[name]).split(size) for block in each), strict=True)
             for place in range(number, number + at_once):
                 batch = {name: torch.cat(next(rows)) for name, rows in steps.items()}
                 factor = factors[group[0]](place, place) if factors else 1.0
