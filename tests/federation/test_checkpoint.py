@@ -618,7 +618,7 @@ def test_a_part_of_a_record_is_no_record_and_another_may_follow(tmp_path: Path, 
     assert values(tmp_path, 3) == {"c0": 30.0, "c1": 31.0, "c2": 32.0, "c3": 99.0}
 
 
-def test_a_file_cut_between_two_states_leaves_the_checkpoint_before(tmp_path: Path):
+def test_a_file_cut_between_states_leaves_the_checkpoint_before(tmp_path: Path):
     saved(tmp_path, [["a", "b", "c"], ["a", "b", "c"]])
     path = tmp_path / "clients/000002.states"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
@@ -628,7 +628,7 @@ def test_a_file_cut_between_two_states_leaves_the_checkpoint_before(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_file_with_the_seal_of_earlier_versions_is_read_and_goes_on(tmp_path: Path, number: int):
+def test_a_file_with_an_earlier_seal_is_read_and_goes_on(tmp_path: Path, number: int):
     filled(tmp_path)
     path = tmp_path / "000003.states"
     record = path.stat().st_size // 4
@@ -753,7 +753,7 @@ def test_copies_and_removed_groups(tmp_path: Path):
         assert state(22.0).tensors["personal"]["w"].numpy().tobytes() not in path.read_bytes()
 
 
-def test_nothing_is_left_of_removed_groups_in_states_that_count_no_more(tmp_path: Path):
+def test_nothing_is_left_of_removed_groups_in_older_states(tmp_path: Path):
     store = DirectoryStore(tmp_path)
     for version in (1, 2, 3):
         store.begin(version)

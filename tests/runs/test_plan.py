@@ -152,7 +152,7 @@ def test_commands_print_a_plan_and_write_nothing(
     monkeypatch.chdir(tmp_path)
     known = RunPlan("FedAvg", 4, 2.0, 10, 20, 10**6, 10**6, 2**30, 0, 10**6, 5.0, 20.0, (30.0, 40.0), (), 0, (), ())
     plans = {"fedavg": known, "fedprox": replace(known, label="FedProx", clients_seconds=(130.0, 140.0))}
-    monkeypatch.setattr(planning, "plan_run", lambda recipe: plans[recipe.sections["algorithm"]["name"]])
+    monkeypatch.setattr("confed.cli.grids.plan_run", lambda recipe: plans[recipe.sections["algorithm"]["name"]])
     out, _ = _printed(
         ["run", "fedvqa_scenes", "study.methods=[]", "algorithm.name=fedavg", "--workers", "2", "--plan"], capfd
     )

@@ -226,6 +226,18 @@ def _examine(self: Algorithm, client: Client, message: Message) -> Message:
     return Algorithm.examine(self, client, changed)
 
 
+class Reversed(nn.Module):
+    """A network whose scores have the other sign."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Batch) -> Output:
+        output = self.network(batch)
+        return output._replace(logits=-output.logits)
+
+
 class Override(NamedTuple):
     """An override of a hook that can be seen in what a run gives; of one that is not asked, anything.
 
@@ -262,6 +274,7 @@ OVERRIDES: dict[str, Override] = {
     "examine": Override(action(_examine)),
     "unsupported_reason": Override(lambda self, protection: "the server reads more than a mean", Silent),
     "global_model": Override(property(lambda self: "none")),
+    "deployed_model": Override(lambda self, model: Reversed(model)),
     "title": Override(property(lambda self: "Another name")),
 }
 
@@ -365,7 +378,6 @@ def hook_case(name: str) -> Case:
 
 
 UNASKED = (
-    "deployed_model",
     "reports",
     "search_space",
     "effective_value",

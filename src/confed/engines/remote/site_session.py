@@ -183,7 +183,7 @@ class HeldState:
 
     def __init__(self, store: DirectoryStore) -> None:
         self._store = store
-        self._held: tuple[tuple[int, ...], ClientState] | None = None
+        self._held: tuple[tuple[object, ...], ClientState] | None = None
 
     def begin(self, version: int) -> None:
         self._store.begin(version)
