@@ -30,6 +30,8 @@ from confed.models.finetuning import Finetuning
 from confed.models.hf.model import HuggingFaceVLM
 from confed.models.hf.prompts import ChatTokenizer
 from confed.models.hf.tiny import tiny
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run as run_recipe
 from confed.tasks.contrastive import Contrastive
 from confed.tasks.generation import Generation
 from confed.tasks.multilabel import Multilabel
@@ -496,3 +498,28 @@ def test_a_class_without_a_source_file_keeps_for_its_run_alone(tmp_path: Path, m
     assert "a part of the model has no source file" in executor.features.notes[0]
     assert executor.features.computed > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_holds_no_kept_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, release = [], InProcess.release
+
+    def watched(executor: InProcess) -> None:
+        features = executor._features
+        assert isinstance(features, FrozenFeatures)
+        held.append(features.store.used)
+        release(executor)
+        held.append(features.store.used)
+        assert features.store.files is None, "files refer to what wrote them"
+
+    monkeypatch.setattr(InProcess, "release", watched)
+    settings = [
+        "study.methods=[]",
+        "run.workers=1",
+        "run.rounds=1",
+        "data.train=8",
+        "data.test=4",
+        "data.validation=4",
+        "run.gallery=0",
+    ]
+    run_recipe(load_recipe("fedvqa_scenes", settings), tmp_path / "run")
+    assert held[0] > 0 == held[1]

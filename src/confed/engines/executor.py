@@ -417,5 +417,11 @@ class InProcess(Dispatcher):
         """What of the clients' examples lies on the device."""
         return counts_of(self._setup, self.workspace)
 
+    def release(self) -> None:
+        """Frees kept features, which refer to each other and would be in memory until garbage is collected."""
+        if isinstance(self._features, FrozenFeatures):
+            self._features.store.clear()
+            self._features.store.files = None
+
     def close(self) -> None:
-        """Nothing to release."""
+        """Nothing to close."""

@@ -233,7 +233,10 @@ class Runner:
             peak = peak_memory(executor.processes() if isinstance(executor, Workers) else ())
             if self.actors is not None:
                 peak = max(peak, self.actors.peak_memory)
-        return self._finish(examined, workspace, peak, features)
+        summary = self._finish(examined, workspace, peak, features)
+        if isinstance(executor, InProcess):
+            executor.release()
+        return summary
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Simulation, Workspace]]:
