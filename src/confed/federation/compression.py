@@ -223,7 +223,7 @@ class Uplink:
     """Compression of clients' updates, at both ends."""
 
     compression: Compression  # of each tensor's update
-    changes: Sequence[str] = ()  # globs of tensors that are sent as changes (changes)
+    changes: Sequence[str] = ()  # globs of tensors that are sent as changes (`Traits.changes`)
     sums: Sequence[str] = ()  # globs of tensors that are sums over examples, which travel as they are
 
     def send(self, sent: Message, received: Params, state: ClientState, rng: torch.Generator) -> Message:

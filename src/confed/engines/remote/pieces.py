@@ -42,9 +42,7 @@ class Piece:
     at: int = 0  # where the piece begins; of "have" the bytes that are there
     digest: str = ""  # of the body up to the end of the piece
     most: int = 0  # of "get": the bytes that may come; of a call: those of a reply that comes at once
-    head: str = (
-        ""  # head of the message whose body it is: of "call", of the last "put", which calls, too, and of "part"
-    )
+    head: str = ""  # head of the message whose body it is: of "call", which may be the last "put", and of "part"
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
