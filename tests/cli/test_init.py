@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from command_line import Capture, Patch, confed, refusal
+from confed.datasets.chat_records import chat_records
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare
 
@@ -101,6 +102,39 @@ def write_table(file: Path, entries: Sequence[Mapping[str, Any]]) -> None:
 
 def table(folder: Path) -> None:
     write_table(folder / "questions.csv", rows(folder))
+
+
+def table_per_client(folder: Path) -> None:
+    for place, colours in (("north", ["red", "blue"]), ("south", ["green", "blue"])):
+        names = [picture(folder / place / f"{number}.png", colours[number % 2], number) for number in range(20)]
+        entries = [{"image": name, "label": colours[number % 2]} for number, name in enumerate(names)]
+        write_table(folder / place / "labels.csv", entries)
+
+
+def table_per_split(folder: Path) -> None:
+    for split, entries in (("train", rows(folder / "train")), ("test", rows(folder / "test", 12))):
+        table = [{"file_name": f"images/{row['file']}", "label": row["label"]} for row in entries]
+        write_table(folder / split / "metadata.csv", table)
+
+
+def labels_in_cells(folder: Path) -> None:
+    table = [
+        {"image": row["file"], "labels": f"{row['label']}; square", "user": row["hospital"]} for row in rows(folder)
+    ]
+    write_table(folder / "labels.csv", table)
+
+
+def labels_beside_pictures(folder: Path) -> None:
+    several_labels(folder)
+    for file in (folder / "images").iterdir():
+        file.rename(folder / file.name)
+    (folder / "images").rmdir()
+
+
+def captions_beside_pictures(folder: Path) -> None:
+    names = [picture(folder / f"{number}.png", list(RGB)[number % 3], number) for number in range(24)]
+    entries = [{"file_name": name, "text": f"a {list(RGB)[k % 3]} square"} for k, name in enumerate(names)]
+    lines(folder / "metadata.jsonl", entries)
 
 
 def parquet(folder: Path) -> None:
@@ -204,6 +238,11 @@ FORMS: Sequence[tuple[Callable[[Path], None], str, str, Mapping[str, Any]]] = (
         "image": "file", "question": "query", "answer": "label", "client": "hospital"}}),
     (parquet, "questions", "chat_records", {"partition": "client"}),
     (labelled_table, "questions", "chat_records", {"question": "what is this?"}),
+    (table_per_client, "questions", "chat_records", {"partition": "client", "columns": {"answer": "label"}}),
+    (table_per_split, "questions", "chat_records", {"columns": {"image": "file_name", "answer": "label"}}),
+    (labels_in_cells, "labels", "labelled_pictures", {"partition": "user"}),
+    (labels_beside_pictures, "labels", "labelled_pictures", {"partition": "user"}),
+    (captions_beside_pictures, "captions", "coco_captions", {"captions": "metadata.jsonl"}),
     (conversations, "conversations", "chat_records", {"partition": "client"}),
     (coco, "objects", "coco", {"train": "train2017", "categories": "file"}),
     (captions, "captions", "coco_captions", {"captions": "captions_mine.json"}),
@@ -240,11 +279,36 @@ def test_what_is_written_runs(
     assert len(run["clients"]) >= 1
 
 
+def test_a_folder_per_client_keeps_its_own_rows_and_pictures(tmp_path: Path):
+    table_per_client(tmp_path)
+    data = chat_records(tmp_path, columns={"answer": "label"}, question="what is this?", image_size=16)
+    colours = {"north": {"red", "blue"}, "south": {"green", "blue"}}
+    assert {name: {*client.train.answers} for name, client in data.clients.items()} == colours
+    for client in data.clients.values():  # both folders have a picture 0.png
+        for index, answer in zip(client.train.image_index, client.train.answers, strict=True):
+            brightest = np.asarray(client.train.images[int(index)]).reshape(-1, 3).mean(0).argmax()
+            assert ("red", "green", "blue")[brightest] == answer
+
+
+def test_a_folder_per_split_gives_the_split(tmp_path: Path):
+    table_per_split(tmp_path)
+    columns = {"image": "file_name", "answer": "label"}
+    data = chat_records(tmp_path, columns=columns, question="what is this?", clients=1, image_size=16)
+    (client,) = data.clients.values()
+    assert len(client.test) == 12
+
+
 def test_what_is_seen_and_left_is_said(tmp_path: Path, capfd: Capture):
     classes(tmp_path / "mine")
+    (tmp_path / "mine" / "red" / "labels.xlsx").touch()
     assert confed("init", "mine", "--clients", "3", "--rounds", "2") == 0
     out = capfd.readouterr().out
-    for text in ("36 pictures of 3 classes, blue 12, green 12, red 12", "not read: notes.txt", "confed run mine.toml"):
+    for text in (
+        "36 pictures of 3 classes, blue 12, green 12, red 12",
+        "not read: notes.txt",
+        "confed run mine.toml",
+        "not read: red/labels.xlsx",
+    ):
         assert text in out
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     assert "# number of clients" in text

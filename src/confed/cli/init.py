@@ -24,7 +24,9 @@ def init(
     ] = None,
     out: Annotated[Path | None, option("Recipe to write; must not exist. [default: FOLDER's name .toml, here]")] = None,
     clients: Annotated[int, option("Clients, where the data do not say whose they are.", min=1)] = 4,
-    rounds: Annotated[int, option("Communication rounds.", min=1)] = 5,
+    rounds: Annotated[
+        int | None, option("Communication rounds.", min=1, show_default="5; with an encoder 20, which cost little")
+    ] = None,
     form: Annotated[str, option("Way of reading the folder, where there are several.", "--as")] = "",
     device: Annotated[str, option("cpu, cuda or auto.")] = "cpu",
     trial: Annotated[float, option("Seconds to try models in; 0: no trial.", min=0)] = 40.0,
@@ -38,8 +40,8 @@ def init(
     Models are tried on a part of your pictures: the packaged one, a small CNN, and an encoder that is in the cache or
     can be fetched; offline nothing is waited for.
 
-    Recognised are folders of classes, labels.jsonl, question files (JSON, CSV, Parquet), COCO, VQA v2 and datasets of
-    Hugging Face.
+    Recognised are folders of classes, files of labels or questions (JSON, CSV, Parquet), also in a folder per client,
+    COCO, VQA v2 and datasets of Hugging Face.
     """
     from confed.cli.model_trial import choose
     from confed.data.intake.walk import visible
@@ -48,7 +50,7 @@ def init(
     from confed.recipes.recipe import parse_recipe
 
     if folder is None:
-        folder, clients, rounds = _asked(clients, rounds)
+        folder, clients = _asked(clients)
     place = out or Path(f"{folder.resolve().name or 'data'}.toml")
     if place.exists():
         raise ValueError(f"{place} exists already; name another file with --out")
@@ -120,10 +122,10 @@ def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str
         shown.print(f"  [bold]{escape(f'confed {command} {place}')}[/]   # {what}", soft_wrap=True)
 
 
-def _asked(clients: int, rounds: int) -> tuple[Path, int, int]:
-    """Folder, clients and rounds, asked for on a terminal."""
+def _asked(clients: int) -> tuple[Path, int]:
+    """Folder and number of clients, asked for on a terminal."""
     if not sys.stdin.isatty():
         raise ValueError("confed init needs the folder with your data: confed init FOLDER")
     place = typer.prompt("Folder with your data", err=True)
     clients = typer.prompt("Clients, where the data do not say whose they are", default=clients, type=int, err=True)
-    return Path(str(place)).expanduser(), clients, typer.prompt("Rounds", default=rounds, type=int, err=True)
+    return Path(str(place)).expanduser(), clients

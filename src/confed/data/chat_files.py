@@ -18,19 +18,23 @@ is a column, a placeholder inside its text is a word like others.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from confed.data.chat import Role, Said, check_turns, pictures_shown
 from confed.data.intake.account import Account, Blank
 from confed.data.intake.identity import united_by
-from confed.data.intake.tables import read_records
-from confed.data.intake.values import Spellings, plain_path, plain_text
+from confed.data.intake.tables import ENDINGS, read_records
+from confed.data.intake.values import Spellings, find_picture, plain_path, plain_text
+from confed.data.intake.walk import ROLES, visible
 from confed.data.owners import owner_text
 from confed.data.refusals import refuse
 
 PLACEHOLDER = "<image>"
+JSON, TABLES = (".jsonl", ".json"), (".csv", ".tsv")
+MOST = 100
+"""Files of records in the folders of a folder; more are files about single pictures."""
 _SPOKEN = ("question", "messages", "conversations", "prompt")
 _ROLES: Mapping[str, Role] = {
     "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "model": "assistant",
@@ -78,6 +82,52 @@ def chat_records(
             refuse(f"{file}, row {row}", "an object", entry)
         entries.append((f"{file}, row {row}", entry))
     return records_of(entries, question, file.stem, account, fold_case)
+
+
+def record_files(folder: Path) -> list[list[Path]]:
+    """Files with a record per row that may belong together: in a folder, else in the folders in it; JSON first."""
+    below = [place for place in visible(folder) if place.is_dir()]
+    groups: list[list[Path]] = []
+    for places, kinds in (([folder], (JSON, ENDINGS)), (below, (JSON, TABLES))):
+        for endings in kinds:
+            files = [file for place in places for file in visible(place, *endings) if file.is_file()]
+            groups.append(files if len(files) <= MOST or places == [folder] else [])
+    return groups
+
+
+def said_by_folders(folder: Path, files: Sequence[Path]) -> list[dict[str, str]]:
+    """What the folders of files say of their rows: a split, or, where several others are there, whose they are."""
+    names = [file.parent.name if file.parent != folder else "" for file in files]
+    owners = {name for name in names if name and name.casefold() not in ROLES}
+    told: list[dict[str, str]] = []
+    for file, name in zip(files, names, strict=True):
+        owned = {"client": name} if len(owners) > 1 and name in owners else {}
+        role = next((text for text in (name, file.stem) if text.casefold() in ROLES), "")
+        told.append({"split": role, **owned} if role else owned)
+    return told
+
+
+def folder_records(
+    folder: Path,
+    files: Sequence[Path],
+    columns: Mapping[str, str] | None = None,
+    question: str = "",
+    account: Account | None = None,
+    fold_case: bool = False,
+) -> list[ChatRecord]:
+    """The conversations of files of a folder; what a row does not say of its split and its client, its folder does."""
+    records: list[ChatRecord] = []
+    for file, told in zip(files, said_by_folders(folder, files), strict=True):
+        place = file.parent
+        inside = f"{place.relative_to(folder).as_posix()}/" if place != folder else ""
+        for record in chat_records(file, columns, question, account, fold_case):
+            pictures = record.pictures
+            if inside:
+                places = [(name, find_picture(place, name)) for name in pictures]
+                pictures = tuple(name if path is None else path.relative_to(folder).as_posix() for name, path in places)
+            name = f"{inside}{record.name}"
+            records.append(replace(record, name=name, pictures=pictures, columns={**told, **record.columns}))
+    return records
 
 
 def records_of(

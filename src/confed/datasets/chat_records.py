@@ -2,24 +2,23 @@
 
 A folder holds one or several ``.jsonl`` files, or ``.json`` files with one list, in any of the layouts of
 :mod:`confed.data.chat_files`, and the pictures below it or below its folder ``images/``. Where there are none of these,
-``.csv``, ``.tsv`` and ``.parquet`` files are read. A file named ``train``, ``validation`` or ``test`` gives its rows
-that split where they have none of their own. Columns of other names are mapped in the recipe, such as ``data.columns =
-{image = "file", question = "query", answer = "label", client = "hospital"}``.
+``.csv``, ``.tsv`` and ``.parquet`` files are read; where there are none either, those in the folders in it, each with
+its pictures: the names of several such folders are the clients of their rows. A file or a folder named ``train``,
+``validation`` or ``test`` gives its rows that split. What a row says itself counts first. Columns of other names are
+mapped in the recipe, such as ``data.columns = {image = "file", question = "query", answer = "label", client =
+"hospital"}``.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from confed.data.chat_federate import ChatOptions, Partition, share_conversations, shown_files
-from confed.data.chat_files import ChatRecord
-from confed.data.chat_files import chat_records as read_records
+from confed.data.chat_files import folder_records, record_files
 from confed.data.examples import FederatedDataset
 from confed.data.intake.account import Account
-from confed.data.intake.tables import ENDINGS, check_columns
+from confed.data.intake.tables import check_columns
 from confed.data.intake.values import find_picture
-from confed.data.intake.walk import ROLES, visible
 from confed.data.refusals import refuse
 from confed.datasets.reader import reader
 
@@ -44,23 +43,19 @@ def chat_records(how: ChatOptions, files: Sequence[str] = ()) -> FederatedDatase
             "client" where lines have one, otherwise "iid".
         files: names of the files; default: all in the folder.
     """
-    folder, account, records = how.folder, Account(), list[ChatRecord]()
+    folder, account = how.folder, Account()
     check_columns(how.columns or {})
-    for file in _files(folder, files):
-        of_file = read_records(file, how.columns, how.question, account, how.fold_case)
-        role = {"split": file.stem} if file.stem.casefold() in ROLES else {}
-        records += [replace(record, columns={**role, **record.columns}) for record in of_file] if role else of_file
+    records = folder_records(folder, _files(folder, files), how.columns, how.question, account, how.fold_case)
     records, pictures, index = shown_files(records, partial(picture_place, folder), account, how)
     origin = {"origin": "conversations of a folder"}
     return share_conversations("chat_records", records, pictures, index, how, origin, account)
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Files of conversations: those named, else those of JSON, else tables."""
-    listed = visible(folder) if folder.is_dir() else []
+    """Files of conversations: those named, else those of JSON, else tables; else those in the folders in the folder."""
     files = [folder / name for name in names]
-    for endings in ((".jsonl", ".json"), ENDINGS):
-        files = files or [file for file in listed if file.suffix.lower() in endings]
+    if not files and folder.is_dir():
+        files = next(filter(None, record_files(folder)), [])
     if not files:
         refuse(
             "chat_records",

@@ -1,13 +1,14 @@
 r"""Multi-label pictures from a folder of the user's.
 
 Below ``root``: ``labels.jsonl``, one object a line with ``image``, a file's name, and ``labels``, a list of names that
-may be empty; if wanted ``user``, whose picture it is, ``split`` ("train", "validation" or "test"), ``id``
-(:func:`confed.data.ml_files.records.line_records`), and ``patient`` and ``document``, which keep what is theirs on one
-side of a split::
+may be empty, or ``labels.csv`` with such columns and labels like "cat;sofa"; if wanted ``user``, whose picture it is,
+``split`` ("train", "validation" or "test"), ``id`` (:func:`confed.data.ml_files.records.line_records`), and ``patient``
+and ``document``, which keep what is theirs on one side of a split::
 
     {"image": "0001.jpg", "labels": ["cat", "sofa"], "user": "anna"}
 
-The pictures, of any size and of all formats that Pillow reads, in ``images/``, or in an uncompressed ``images.tar``.
+The pictures, of any size and of all formats that Pillow reads, in ``images/``, in an uncompressed ``images.tar``, or
+beside the file.
 If wanted, ``labels.txt`` with one label a line, in the order that reports have; without it labels are those that occur,
 in alphabetical order. Then::
 
@@ -43,7 +44,7 @@ from confed.data.intake.account import Account
 from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
 from confed.data.intake.walk import ROLES, role_of
-from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
+from confed.data.ml_files.records import LabelRecord, labels_file, line_records, listed_labels
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
@@ -69,11 +70,11 @@ def labelled_pictures(
         partition: "user", one client per user who has training pictures: the test pictures of the others are the place
             "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
             labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
-        layout: "lines" for ``labels.jsonl``, or what another tool has written below ``root``: "yolo", "roboflow"
-            (COCO's objects beside each split's pictures), "coco" (one file of them), "cvat" (for images), "createml",
-            "label_studio" (JSON), "voc" and "labelme" (a file per picture), "boxes", a table with a box per row, or
-            "one_hot", one with a column of zeros and ones per label.
-        user_key: what ``labels.jsonl`` calls whose a picture is; pictures that are nobody's are left out by "user".
+        layout: "lines" for ``labels.jsonl`` or ``labels.csv``, or what another tool has written below ``root``: "yolo",
+            "roboflow" (COCO's objects beside each split's pictures), "coco" (one file of them), "cvat" (for images),
+            "createml", "label_studio" (JSON), "voc" and "labelme" (a file per picture), "boxes", a table with a box per
+            row, or "one_hot", one with a column of zeros and ones per label.
+        user_key: what that file calls whose a picture is; pictures that are nobody's are left out by "user".
         validation: where no line is of the split "validation", the share of each client's pictures, those of its test
             aside, held out for it; chosen by the seed.
         test_share: where no line is of the split "test", the share of each client's pictures that are its test. One
@@ -97,7 +98,7 @@ def labelled_pictures(
     chosen = options.partition or ("user" if has_users else "iid")
     if chosen == "user":
         if not has_users:
-            refuse(folder / "labels.jsonl", f"a {user_key} of pictures for the partition 'user'", found="none")
+            refuse(labels_file(folder), f"a {user_key} of pictures for the partition 'user'", found="none")
         records = with_owner(records, [record.user for record in records], user_key)
         account = account.keep([record.name for record in records], f"no {user_key}")
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
@@ -107,8 +108,9 @@ def labelled_pictures(
     bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
     whole = build_table(bare, labels)[""]
     if not whole.labels:
-        refuse(folder / "labels.jsonl", f"labels on some picture, or in {listed}", found="none")
-    source = first_of([folder / "images.tar", folder / "images"], "the pictures") if layout == "lines" else folder
+        refuse(labels_file(folder), f"labels on some picture, or in {listed}", found="none")
+    places = [folder / "images.tar", folder / "images", folder] if layout == "lines" else [folder]
+    source = first_of(places, "the pictures")
     table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
@@ -146,8 +148,7 @@ def _records(
     folder: Path, user_key: str, account: Account, fold_case: bool, labels: Sequence[str]
 ) -> list[LabelRecord]:
     """The lines, each with a picture of its own and a known split."""
-    file = folder / "labels.jsonl"
-    existing(file, "labelled_pictures reads labels.jsonl, and images/ or images.tar")
+    file = existing(labels_file(folder), "labelled_pictures reads labels.jsonl or labels.csv, and pictures")
     read = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels)
     records, distinct = list(read), Distinct("image")
     account.check_remains(len(records))

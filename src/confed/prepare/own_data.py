@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.captions import caption_records
-from confed.data.chat_files import ChatRecord, as_list, asking, chat_records
+from confed.data.chat_files import as_list, asking, folder_records, record_files, said_by_folders
 from confed.data.intake.account import Account
 from confed.data.intake.identity import UNITING
 from confed.data.intake.layouts import layout_of, layout_records
@@ -18,6 +18,7 @@ from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_r
 from confed.data.intake.values import find_picture, plain_text
 from confed.data.intake.walk import ROLES, in_classes, visible, walk
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
+from confed.data.ml_files.records import label_rows, labels_file
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.data.refusals import refuse
 
@@ -105,14 +106,15 @@ def _listed(values: Iterable[str]) -> str:
 # Recognition of a folder of the user's own data: which dataset reads it ---------------------------------------
 
 FORMS = (
-    "pictures in a folder per class (or per domain and class), labels.jsonl with images/, question files (.json, "
-    ".jsonl, .csv, .tsv, .parquet), COCO's instances_*.json or captions_*.json, VQA v2's questions and annotations, "
-    "texts.jsonl, examples.csv with series/, or a folder that the library datasets has written; DICOM and NIfTI files "
-    "with a table are read by data.name = dicom_folders and nifti_slices"
+    "pictures in a folder per class (or per domain and class), labels.jsonl or labels.csv with several labels a "
+    "picture, question files (.json, .jsonl, .csv, .tsv, .parquet) in one folder or in a folder per client, COCO's "
+    "instances_*.json or captions_*.json, VQA v2's questions and annotations, texts.jsonl, examples.csv with series/, "
+    "or a folder that the library datasets has written; DICOM and NIfTI files with a table are read by data.name = "
+    "dicom_folders and nifti_slices"
 )
 """What is recognised, for messages."""
-_CAPTION_TABLES = r"captions\.(txt|csv|tsv)|results\.csv|.*\.token|.*\.token\.txt"
-"""Names of Flickr8k's and Flickr30k's captions, as they are passed on."""
+_CAPTION_TABLES = r"captions\.(txt|csv|tsv)|results\.csv|.*\.token|.*\.token\.txt|metadata\.(csv|jsonl)"
+"""Names of Flickr8k's and Flickr30k's captions, as they are passed on, and of the hub's tables beside pictures."""
 DEALT = ("partition", "clients", "alpha")
 """Keys of :func:`dealt`."""
 _ADVICE: Mapping[str, str] = {
@@ -259,12 +261,12 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     if other := next((file for file, file_columns in files.items() if file_columns != columns), None):
         first = next(iter(files))
         refuse(other, f"columns named as in {first.name}", found="others", remedy="put one of them elsewhere")
-    records, entries = list[ChatRecord](), list[Mapping[str, Any]]()
-    for file in files:
-        entries += [entry for _, entry in read_records(file, columns).rows]
+    entries = list[Mapping[str, Any]]()
+    inside_folders = said_by_folders(folder, [*files])
+    for file, told in zip(files, inside_folders, strict=True):
+        entries += [{**told, **entry} for _, entry in read_records(file, columns).rows]
     question = "" if any(asking(entry, QUESTION) is entry for entry in entries) else QUESTION
-    for file in files:
-        records += chat_records(file, columns, question)
+    records = folder_records(folder, [*files], columns, question)
     if not records:
         refuse(next(iter(files)), "a row with a question and an answer", found=f"none of {len(entries)}")
     shown = list(dict.fromkeys(chain.from_iterable(record.pictures for record in records)))
@@ -286,29 +288,30 @@ def _described(folder: Path, files: Mapping[Path, dict[str, str]], skipped: bool
     owner = taken if taken in ("", "place") else "client"
     columns |= {"client": taken} if owner == "client" != taken else {}
     options = {"root": str(folder.resolve()), **_options(columns, question, owner)}
-    options |= {"files": [file.name for file in files]} if skipped else {}
+    names_of_files = [file.relative_to(folder).as_posix() for file in files]
+    options |= {"files": names_of_files} if skipped else {}
     options |= {"unreadable": 0.05} if absent else {}
     options |= {} if owner else dealt(len(records), clients, len(shown))
     answers = Counter(record.turns[-1].parts[-1] or "" for record in records)
     kind = "questions" if single else "conversations"
-    listed = ", ".join(file.name for file in files)
+    listed = ", ".join(names_of_files)
     saw = [f"{listed}: {len(records)} {kind} about {len(shown)} pictures, {len(answers)} different answers"]
     saw += _columns_said(columns, question)
     if owner:
-        saw.append(f"one client per {columns.get(owner, owner)}: {_listed(filter(None, map(str.strip, cells[taken])))}")
-        saw += notes_on_owners(cells[taken], columns.get(owner, owner))
+        column = "folder" if any("client" in told for told in inside_folders) else columns.get(owner, owner)
+        saw.append(f"one client per {column}: {_listed(filter(None, map(str.strip, cells[taken])))}")
+        saw += notes_on_owners(cells[taken], column)
     saw += not_taken([name for name in called if name not in (taken, *UNITING)], "columns.client")
     saw += [f"{len(absent)} pictures are not there, such as {absent[0]!r}"] if absent else []
-    uses = {file.name for file in files} | {p.relative_to(folder).parts[0] for p in picture_places if p is not None}
+    used_files = [*files, *(place for place in picture_places if place is not None)]
+    uses = {file.relative_to(folder).parts[0] for file in used_files}
     form = "questions" if single and len(answers) <= max(len(records) // 2, 2) else "conversations"
     return Found(form, "chat_records", {**options, "image_size": 64}, saw, frozenset(uses))
 
 
 def _questions(folder: Path, clients: int) -> Found | None:
     """Question files and conversations; a file with a faulty row, and questions without pictures, are refused."""
-    tables = [path for path in visible(folder, *ENDINGS) if path.is_file()]
-    for endings in ((".jsonl", ".json"), (".csv", ".tsv", ".parquet")):
-        files = [path for path in tables if path.suffix.lower() in endings]
+    for files in record_files(folder):
         read = {path: columns for path in files if (columns := _columns_of(path)) is not None}
         if read:
             return _described(folder, read, len(read) < len(files), clients)
@@ -399,37 +402,41 @@ def _captions(folder: Path, clients: int) -> Found | None:
         return None
     file = karpathy if karpathy.is_file() else next((f for f in files if "train" in f.name), files[0])
     count = _in_json(file, "images") if file.suffix == ".json" else sum(1 for _ in caption_records(file))
+    if not count:
+        return None  # a table of other things
     options = {
         "root": str(folder.resolve()), "captions": file.name, "clients": min(clients, max(count // 4, 1)),
         "validation": 0.1, "min_count": 2 if count < 1000 else 5, "image_size": 64,
     }  # fmt: skip
     uses = {file.relative_to(folder).parts[0], "images", "images.tar", "train2014", "val2014"}
+    uses |= {path[0] for path in walk(folder).pictures if len(path) == 1}
     return Found(
         "captions", "coco_captions", options, [f"captions of {count} pictures in {file.name}"], frozenset(uses)
     )
 
 
 def _labels(folder: Path, clients: int) -> Found | None:
-    """``labels.jsonl`` with one class, or several labels, a picture."""
-    file = folder / "labels.jsonl"
-    pictures = _first_of(folder, "images", "images.tar")
-    if not file.is_file() or pictures is None:
+    """``labels.jsonl`` with one class a picture; it, or a table, with several labels a picture."""
+    file = labels_file(folder)
+    if not file.is_file():
         return None
-    entries = [entry for _, entry in read_jsonl(file, strict=False)]
+    pictures = _first_of(folder, "images", "images.tar") or folder
+    entries = [entry for _, entry in label_rows(file, strict=False)]
     if not entries:
         refuse(file, "a picture a line", found="an empty file")
     # One row without a value changes nothing about the others.
     several = sum("labels" in entry for entry in entries)
     single = sum("label" in entry for entry in entries)
-    uses = frozenset({file.name, pictures.name, "labels.txt"})
+    beside = {path[0] for path in walk(folder).pictures} if pictures == folder else {pictures.name}
+    uses = frozenset({file.name, "labels.txt", *beside})
     if several > len(entries) / 2:
         given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list | dict)]
         labels = Counter(filter(None, map(plain_text, chain.from_iterable(given))))
-        saw = [f"labels.jsonl: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
+        saw = [f"{file.name}: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
         return Found("labels", "labelled_pictures", options, saw, uses)
-    if single <= len(entries) / 2:
+    if single <= len(entries) / 2 or pictures == folder or file.suffix != ".jsonl":
         return None
     given = chain.from_iterable(as_list(entry.get("label")) for entry in entries)
     classes = Counter(filter(None, map(plain_text, given)))
@@ -483,7 +490,11 @@ def _classes(folder: Path, clients: int) -> Found | None:
     uses = frozenset(path.parts[0] for path in paths)
     trained = sum(path.role in ("", "train") for path in paths)
     proposal = _of_classes(folder, classes, domains, roles, clients, trained, "folders", uses)
-    return replace(proposal, saw=[*proposal.saw, *(f"left out: {note}" for note in walked.notes())])
+    notes = [f"left out: {note}" for note in walked.notes()]
+    for place in filter(Path.is_dir, visible(folder)):
+        tables = visible(place, *ENDINGS, *_ADVICE)
+        notes += [f"not read: {place.name}/{tables[0].name}, beside the pictures of {place.name!r}"] if tables else []
+    return replace(proposal, saw=[*proposal.saw, *notes])
 
 
 def _of_classes(

@@ -19,6 +19,7 @@ class Training:
     local: Mapping[str, Any]
     larger: str
     methods: tuple[str, ...] = ("local", "fedavg", "fedavg_ft", "central")
+    rounds: int = 5
 
 
 _STEPS = {"epochs": 2, "batch_size": 32, "lr": 1e-3}
@@ -84,7 +85,9 @@ def candidates(form: str, vision: str, text: str) -> dict[str, Training]:
         local["lr"] = 3e-4
     if text:
         model, local = {**model, "text": text, "fusion": "product"}, {**_CNN, "lr": 1e-3}
-    return {**options, f"encoders with {Path(vision).name}": replace(usual, model=model, local=local, larger=_ENCODERS)}
+    # Features of a frozen encoder are kept, so that further rounds cost little.
+    encoders = replace(usual, model=model, local=local, larger=_ENCODERS, rounds=20)
+    return {**options, f"encoders with {Path(vision).name}": encoders}
 
 
 _KEYS = {
@@ -114,13 +117,14 @@ def draft(
     reading: Found,
     name: str,
     left: str = "",
-    rounds: int = 5,
+    rounds: int | None = None,
     device: str = "cpu",
     training: Training | None = None,
     tried: Sequence[str] = (),
 ) -> str:
     """The text of a recipe that runs as it is, with the usual model of its form, or another training."""
     training = training or _TRAINING[reading.form]
+    rounds = rounds or training.rounds
     head = ["Written by `confed init`. What was found:", *(f"- {line}" for line in reading.saw)]
     head += [f"- not read: {left}"] if left else []
     head += [f"- {line}" for line in tried]

@@ -12,7 +12,7 @@ from typing import Any
 
 from confed.data.intake.account import Account
 from confed.data.intake.stream import Window, json_items, json_lists, opened_text
-from confed.data.intake.tables import read_cells
+from confed.data.intake.tables import read_cells, read_jsonl
 from confed.data.intake.values import plain_path
 from confed.data.refusals import Distinct, check_inside, existing, expecting, refuse
 from confed.data.vl_files.records import InFile, Row, rows_of
@@ -73,6 +73,8 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
     """The pictures of a captions file of any of the known layouts, told apart by what is in it."""
     account = Account() if account is None else account
     existing(file)
+    if file.suffix.lower() == ".jsonl":
+        return table_records(file, account)
     if file.suffix.lower() in (".token", ".txt", ".tsv", ".csv"):
         with opened_text(file) as lines:
             first_line = next(lines, "").lower()
@@ -166,7 +168,7 @@ def token_records(file: Path, account: Account | None = None) -> Iterator[Captio
 
 def table_records(file: Path, account: Account) -> Iterator[Captioned]:
     """The pictures of a table with a column of pictures and one of captions, a caption a row."""
-    cells, reading = read_cells(file)
+    cells, reading = (list(read_jsonl(file)), "") if file.suffix.lower() == ".jsonl" else read_cells(file)
     account.rows[str(file)] = len(cells)
     account.note(reading and f"{file.name} is read as {reading}")
     columns = dict.fromkeys(chain.from_iterable(row for _, row in cells))
@@ -177,10 +179,10 @@ def table_records(file: Path, account: Account) -> Iterator[Captioned]:
         if not entry.get(image) or not entry.get(caption):
             account.leave("no caption" if entry.get(image) else "no picture", f"{file}, row {row}")
             continue
-        picture = plain_path(entry[image]).partition("#")[0]
+        picture = plain_path(str(entry[image])).partition("#")[0]
         if picture in rows:
             account.merge(_ONE)
         rows.setdefault(picture, row)
-        captions.setdefault(picture, []).append(entry[caption].strip())
+        captions.setdefault(picture, []).append(str(entry[caption]).strip())
     for picture, row in rows.items():
         yield Captioned(file, row, Path(picture).stem, picture, tuple(captions[picture]))

@@ -1,5 +1,6 @@
 """Records of multi-label pictures and texts, and their JSON-lines layout."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -8,7 +9,7 @@ from typing import Any
 
 from confed.data.intake.account import Account, Blank
 from confed.data.intake.identity import united_by
-from confed.data.intake.tables import read_jsonl
+from confed.data.intake.tables import read_cells, read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
 from confed.data.owners import owner_text
 from confed.data.refusals import Distinct, check_inside, read_text, refuse
@@ -50,6 +51,21 @@ class LabelRecord(InFile):
                 refuse(self.where, "the names of labels", found="an empty one")
 
 
+def labels_file(folder: Path) -> Path:
+    """The file of labels in a folder: JSON lines, or a table."""
+    names = ("labels.jsonl", "labels.csv", "labels.tsv")
+    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+
+
+def label_rows(file: Path, strict: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file of labels; in a table semicolons, bars or commas stand between several labels of a cell."""
+    if file.suffix.lower() not in (".csv", ".tsv"):
+        yield from read_jsonl(file, strict=strict)
+        return
+    for row, entry in read_cells(file)[0]:
+        yield row, {**entry, "labels": re.split(r"[;|,]", entry["labels"])} if "labels" in entry else entry
+
+
 def line_records(
     file: Path,
     *,
@@ -59,18 +75,19 @@ def line_records(
     fold_case: bool = False,
     known: Sequence[str] = (),
 ) -> Iterator[LabelRecord]:
-    """Rows of a JSON-lines file, for multi-label pictures and for multi-label texts.
+    """Rows of a JSON-lines file or a table, for multi-label pictures and for multi-label texts.
 
-    One object a line: ``labels``, a list of names that may be empty, and ``image`` (a picture's path below the
-    folder of pictures), ``text``, or both. Optional: ``id`` (text; by default the picture's name, or the line's
-    number from 0), ``fine_labels`` (list), ``user`` (text or number) and ``split`` (text). Other keys are left alone.
+    One object a line, or a row of a table (:func:`label_rows`): ``labels``, a list of names that may be empty, and
+    ``image`` (a picture's path below the folder of pictures), ``text``, or both. Optional: ``id`` (text; by default the
+    picture's name, or the line's number from 0), ``fine_labels`` (list), ``user`` (text or number) and ``split``
+    (text). Other keys are left alone.
     With an account rows whose labels are missing or blank are left out and counted; an empty list is no label at all.
 
     Raises ``ValueError``: a missing or cut-off file, a faulty line, or an identifier twice (the message names file and
     row).
     """
     distinct = Distinct("id")
-    entries: Iterable[tuple[int, dict[str, Any]]] = read_jsonl(file, strict=account is None)
+    entries: Iterable[tuple[int, dict[str, Any]]] = label_rows(file, strict=account is None)
     spelled: Spellings | None = None
     if account is not None:
         entries = [*entries]
