@@ -124,6 +124,13 @@ def labels_in_cells(folder: Path) -> None:
     write_table(folder / "labels.csv", table)
 
 
+def labels_per_client(folder: Path) -> None:
+    for place, colours in (("north", ["red", "blue"]), ("south", ["green", "blue"])):
+        names = [picture(folder / place / "images" / f"{k}.png", colours[k % 2], k) for k in range(20)]
+        table = [{"image": name, "labels": f"{colours[number % 2]};square"} for number, name in enumerate(names)]
+        write_table(folder / place / "labels.csv", table)
+
+
 def labels_beside_pictures(folder: Path) -> None:
     several_labels(folder)
     for file in (folder / "images").iterdir():
@@ -241,6 +248,7 @@ FORMS: Sequence[tuple[Callable[[Path], None], str, str, Mapping[str, Any]]] = (
     (table_per_client, "questions", "chat_records", {"partition": "client", "columns": {"answer": "label"}}),
     (table_per_split, "questions", "chat_records", {"columns": {"image": "file_name", "answer": "label"}}),
     (labels_in_cells, "labels", "labelled_pictures", {"partition": "user"}),
+    (labels_per_client, "labels", "labelled_pictures", {"partition": "user"}),
     (labels_beside_pictures, "labels", "labelled_pictures", {"partition": "user"}),
     (captions_beside_pictures, "captions", "coco_captions", {"captions": "metadata.jsonl"}),
     (conversations, "conversations", "chat_records", {"partition": "client"}),

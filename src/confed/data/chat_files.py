@@ -26,8 +26,8 @@ from confed.data.chat import Role, Said, check_turns, pictures_shown
 from confed.data.intake.account import Account, Blank
 from confed.data.intake.identity import united_by
 from confed.data.intake.tables import ENDINGS, read_records
-from confed.data.intake.values import Spellings, find_picture, plain_path, plain_text
-from confed.data.intake.walk import ROLES, visible
+from confed.data.intake.values import Spellings, path_below, plain_path, plain_text
+from confed.data.intake.walk import said_by_folders, visible
 from confed.data.owners import owner_text
 from confed.data.refusals import refuse
 
@@ -95,18 +95,6 @@ def record_files(folder: Path) -> list[list[Path]]:
     return groups
 
 
-def said_by_folders(folder: Path, files: Sequence[Path]) -> list[dict[str, str]]:
-    """What the folders of files say of their rows: a split, or, where several others are there, whose they are."""
-    names = [file.parent.name if file.parent != folder else "" for file in files]
-    owners = {name for name in names if name and name.casefold() not in ROLES}
-    told: list[dict[str, str]] = []
-    for file, name in zip(files, names, strict=True):
-        owned = {"client": name} if len(owners) > 1 and name in owners else {}
-        role = next((text for text in (name, file.stem) if text.casefold() in ROLES), "")
-        told.append({"split": role, **owned} if role else owned)
-    return told
-
-
 def folder_records(
     folder: Path,
     files: Sequence[Path],
@@ -118,13 +106,9 @@ def folder_records(
     """The conversations of files of a folder; what a row does not say of its split and its client, its folder does."""
     records: list[ChatRecord] = []
     for file, told in zip(files, said_by_folders(folder, files), strict=True):
-        place = file.parent
-        inside = f"{place.relative_to(folder).as_posix()}/" if place != folder else ""
+        inside = f"{file.parent.name}/" if file.parent != folder else ""
         for record in chat_records(file, columns, question, account, fold_case):
-            pictures = record.pictures
-            if inside:
-                places = [(name, find_picture(place, name)) for name in pictures]
-                pictures = tuple(name if path is None else path.relative_to(folder).as_posix() for name, path in places)
+            pictures = tuple(path_below(folder, file, name) for name in record.pictures)
             name = f"{inside}{record.name}"
             records.append(replace(record, name=name, pictures=pictures, columns={**told, **record.columns}))
     return records

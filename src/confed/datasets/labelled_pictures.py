@@ -8,7 +8,7 @@ and ``document``, which keep what is theirs on one side of a split::
     {"image": "0001.jpg", "labels": ["cat", "sofa"], "user": "anna"}
 
 The pictures, of any size and of all formats that Pillow reads, in ``images/``, in an uncompressed ``images.tar``, or
-beside the file.
+beside the file. Or a folder per user, or per split, each with such a file and its pictures.
 If wanted, ``labels.txt`` with one label a line, in the order that reports have; without it labels are those that occur,
 in alphabetical order. Then::
 
@@ -43,8 +43,9 @@ from confed.data.federate import Pool
 from confed.data.intake.account import Account
 from confed.data.intake.identity import joined_groups, note_copies, warn_of_sides
 from confed.data.intake.layouts import Layout, layout_records
-from confed.data.intake.walk import ROLES, role_of
-from confed.data.ml_files.records import LabelRecord, labels_file, line_records, listed_labels
+from confed.data.intake.values import path_below
+from confed.data.intake.walk import ROLES, role_of, said_by_folders
+from confed.data.ml_files.records import LabelRecord, labels_files, line_records, listed_labels
 from confed.data.ml_files.table import MultiLabelTable, build_table
 from confed.data.options import Options
 from confed.data.owners import with_owner
@@ -98,7 +99,7 @@ def labelled_pictures(
     chosen = options.partition or ("user" if has_users else "iid")
     if chosen == "user":
         if not has_users:
-            refuse(labels_file(folder), f"a {user_key} of pictures for the partition 'user'", found="none")
+            refuse(labels_files(folder)[0], f"a {user_key} of pictures for the partition 'user'", found="none")
         records = with_owner(records, [record.user for record in records], user_key)
         account = account.keep([record.name for record in records], f"no {user_key}")
     # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
@@ -108,9 +109,9 @@ def labelled_pictures(
     bare = (replace(record, split="", text="", user=record.user.strip() if owned else "") for record in records)
     whole = build_table(bare, labels)[""]
     if not whole.labels:
-        refuse(labels_file(folder), f"labels on some picture, or in {listed}", found="none")
-    places = [folder / "images.tar", folder / "images", folder] if layout == "lines" else [folder]
-    source = first_of(places, "the pictures")
+        refuse(labels_files(folder)[0], f"labels on some picture, or in {listed}", found="none")
+    beside = layout != "lines" or any((folder / record.picture).is_file() for record in records)
+    source = first_of([folder / "images.tar", folder / "images", *([folder] if beside else [])], "the pictures")
     table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
@@ -148,14 +149,20 @@ def _records(
     folder: Path, user_key: str, account: Account, fold_case: bool, labels: Sequence[str]
 ) -> list[LabelRecord]:
     """The lines, each with a picture of its own and a known split."""
-    file = existing(labels_file(folder), "labelled_pictures reads labels.jsonl or labels.csv, and pictures")
-    read = line_records(file, user=user_key, account=account, fold_case=fold_case, known=labels)
-    records, distinct = list(read), Distinct("image")
+    records, distinct, files = list[LabelRecord](), Distinct("image"), labels_files(folder)
+    existing(files[0], "labelled_pictures reads labels.jsonl or labels.csv, and pictures")
+    for file, told in zip(files, said_by_folders(folder, files), strict=True):
+        prefix = f"{file.parent.name}/" if file.parent != folder else ""
+        of_file = line_records(file, user=user_key, prefix=prefix, account=account, fold_case=fold_case, known=labels)
+        for record in of_file:
+            if not record.picture:
+                refuse(record.where, "a picture's name as 'image'", found="none")
+            picture = path_below(folder, file, record.picture)
+            # A picture on two lines, which an id allows, could train and be tested on at once.
+            distinct.add(str(PurePosixPath(picture)), file, record.row)
+            split = record.split or told.get("split", "")
+            role_of(split, record.where)
+            user = record.user or told.get("client", "")
+            records.append(replace(record, picture=picture, user=user, split=split))
     account.check_remains(len(records))
-    for record in records:
-        if not record.picture:
-            refuse(record.where, "a picture's name as 'image'", found="none")
-        # A picture on two lines, which an id allows, could train and be tested on at once.
-        distinct.add(str(PurePosixPath(record.picture)), file, record.row)
-        role_of(record.split, record.where)
     return records

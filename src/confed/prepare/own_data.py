@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.caption_files.captions import caption_records
-from confed.data.chat_files import as_list, asking, folder_records, record_files, said_by_folders
+from confed.data.chat_files import as_list, asking, folder_records, record_files
 from confed.data.intake.account import Account
 from confed.data.intake.identity import UNITING
 from confed.data.intake.layouts import layout_of, layout_records
 from confed.data.intake.tables import COLUMNS, ENDINGS, holds_records, parquet_rows, read_jsonl, read_records
 from confed.data.intake.values import find_picture, plain_text
-from confed.data.intake.walk import ROLES, in_classes, visible, walk
+from confed.data.intake.walk import ROLES, in_classes, said_by_folders, visible, walk
 from confed.data.ml_files.coco import COCO_GROUPS, coco_categories
-from confed.data.ml_files.records import label_rows, labels_file
+from confed.data.ml_files.records import label_rows, labels_files
 from confed.data.owners import by_likelihood, notes_on_owners, owner_text, says_owners
 from confed.data.refusals import refuse
 
@@ -417,22 +417,26 @@ def _captions(folder: Path, clients: int) -> Found | None:
 
 def _labels(folder: Path, clients: int) -> Found | None:
     """``labels.jsonl`` with one class a picture; it, or a table, with several labels a picture."""
-    file = labels_file(folder)
+    files, entries = labels_files(folder), list[Mapping[str, Any]]()
+    file = files[0]
     if not file.is_file():
         return None
+    for one, told in zip(files, said_by_folders(folder, files), strict=True):
+        owned = {"user": told["client"]} if "client" in told else {}
+        entries += [{**owned, **entry} for _, entry in label_rows(one, strict=False)]
     pictures = _first_of(folder, "images", "images.tar") or folder
-    entries = [entry for _, entry in label_rows(file, strict=False)]
     if not entries:
         refuse(file, "a picture a line", found="an empty file")
     # One row without a value changes nothing about the others.
     several = sum("labels" in entry for entry in entries)
     single = sum("label" in entry for entry in entries)
     beside = {path[0] for path in walk(folder).pictures} if pictures == folder else {pictures.name}
-    uses = frozenset({file.name, "labels.txt", *beside})
+    uses = frozenset({"labels.txt", *beside, *(one.relative_to(folder).parts[0] for one in files)})
     if several > len(entries) / 2:
         given = [entry["labels"] for entry in entries if isinstance(entry.get("labels"), list | dict)]
         labels = Counter(filter(None, map(plain_text, chain.from_iterable(given))))
-        saw = [f"{file.name}: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
+        listed = ", ".join(one.relative_to(folder).as_posix() for one in files)
+        saw = [f"{listed}: {len(entries)} pictures with {len(labels)} labels, {_most(labels)}"]
         shares = _by_owner(entries, "user", saw) or {**dealt(len(entries), clients), "minimum": 2}
         options = {"root": str(folder.resolve()), **shares, "image_size": 64}
         return Found("labels", "labelled_pictures", options, saw, uses)

@@ -99,6 +99,12 @@ def find_picture(folder: Path, name: str) -> Path | None:
     return None
 
 
+def path_below(folder: Path, file: Path, picture: str) -> str:
+    """The path below a folder of a picture that a file names, which may lie in a folder in it, beside its pictures."""
+    place = find_picture(file.parent, picture) if file.parent != folder else None
+    return picture if place is None else place.relative_to(folder).as_posix()
+
+
 @lru_cache(maxsize=8)
 def _folders_in(folder: str, changed: int) -> tuple[Path, ...]:
     """The folders in a folder, without hidden ones."""

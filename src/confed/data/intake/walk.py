@@ -63,6 +63,18 @@ def visible(folder: Path, *endings: str) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not is_litter(p.name) and p.name.lower().endswith(endings or ("",)))
 
 
+def said_by_folders(folder: Path, files: Sequence[Path]) -> list[dict[str, str]]:
+    """What the folders of files say of their rows: a split, or, where several others are there, whose they are."""
+    names = [file.parent.name if file.parent != folder else "" for file in files]
+    owners = {name for name in names if name and name.casefold() not in ROLES}
+    told: list[dict[str, str]] = []
+    for file, name in zip(files, names, strict=True):
+        owned = {"client": name} if len(owners) > 1 and name in owners else {}
+        role = next((text for text in (name, file.stem) if text.casefold() in ROLES), "")
+        told.append({"split": role, **owned} if role else owned)
+    return told
+
+
 @dataclass(frozen=True)
 class Walk:
     """Pictures below a folder, their paths as parts; and why what was left out."""

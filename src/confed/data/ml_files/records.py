@@ -11,6 +11,7 @@ from confed.data.intake.account import Account, Blank
 from confed.data.intake.identity import united_by
 from confed.data.intake.tables import read_cells, read_jsonl
 from confed.data.intake.values import Spellings, plain_path, plain_text
+from confed.data.intake.walk import visible
 from confed.data.owners import owner_text
 from confed.data.refusals import Distinct, check_inside, read_text, refuse
 from confed.data.vl_files.records import InFile, Row
@@ -51,10 +52,16 @@ class LabelRecord(InFile):
                 refuse(self.where, "the names of labels", found="an empty one")
 
 
-def labels_file(folder: Path) -> Path:
-    """The file of labels in a folder: JSON lines, or a table."""
+def labels_files(folder: Path) -> list[Path]:
+    """A folder's file of labels, JSON lines or a table; else those in the folders in it; else where it would be."""
     names = ("labels.jsonl", "labels.csv", "labels.tsv")
-    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    files: list[Path] = []
+    inside = [place for place in visible(folder) if place.is_dir()] if folder.is_dir() else []
+    for place in [folder, *inside]:
+        files += [place / name for name in names if (place / name).is_file()][:1]
+        if files and place == folder:
+            break
+    return files or [folder / names[0]]
 
 
 def label_rows(file: Path, strict: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
