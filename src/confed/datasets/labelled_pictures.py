@@ -110,8 +110,10 @@ def labelled_pictures(
     whole = build_table(bare, labels)[""]
     if not whole.labels:
         refuse(labels_files(folder)[0], f"labels on some picture, or in {listed}", found="none")
-    beside = layout != "lines" or any((folder / record.picture).is_file() for record in records)
-    source = first_of([folder / "images.tar", folder / "images", *([folder] if beside else [])], "the pictures")
+    places = [folder / "images.tar", folder / "images"] if layout == "lines" else []
+    if not places or any((folder / record.picture).is_file() for record in records):
+        places.append(folder)
+    source = first_of(places, "the pictures")
     table, pictures = with_readable_pictures(whole, source, options)
     account = account.keep(table.names, "picture cannot be read")
     roles = np.array([ROLES.get(records_by_name[name].split.casefold(), "train") for name in table.names], dtype=str)
