@@ -64,6 +64,18 @@ def domains(folder: Path) -> None:
         picture(folder / f"style {number % 4 // 2}" / colour / f"{number}.png", colour, number)
 
 
+def domains_with_classes_of_their_own(folder: Path) -> None:
+    for place, colours in (("north", ["red", "blue"]), ("south", ["green", "blue"])):
+        for number in range(24):
+            picture(folder / place / colours[number % 2] / f"{number}.png", colours[number % 2], number)
+
+
+def images_in_classes(folder: Path) -> None:
+    for number in range(36):
+        colour = list(RGB)[number % 3]
+        picture(folder / colour / "images" / f"{number}.png", colour, number)
+
+
 def split_classes(folder: Path) -> None:
     for number in range(48):
         colour = list(RGB)[number % 3]
@@ -236,6 +248,8 @@ def texts(folder: Path) -> None:
 FORMS: Sequence[tuple[Callable[[Path], None], str, str, Mapping[str, Any]]] = (
     (classes, "classes", "labelled_folders", {"clients": 3}),
     (domains, "classes", "labelled_folders", {"partition": "domain", "domains": True}),
+    (domains_with_classes_of_their_own, "classes", "labelled_folders", {"partition": "domain", "domains": True}),
+    (images_in_classes, "classes", "labelled_folders", {"clients": 3}),
     (split_classes, "classes", "labelled_folders", {}),
     (one_label, "classes", "labelled_folders", {"partition": "iid"}),
     (several_labels, "labels", "labelled_pictures", {}),

@@ -476,11 +476,12 @@ def _classes(folder: Path, clients: int) -> Found | None:
     roles = {path.role for path in paths if path.role}
     below = [path.below for path in paths]
     deep = [path for path in below if len(path) >= 3]
-    inner: dict[str, set[str]] = {}
+    tops_of: dict[str, set[str]] = {}
     for path in deep:
-        inner.setdefault(path[0], set()).add(path[1])
-    shared = set.intersection(*inner.values()) if len(inner) > 1 else set[str]()
-    domains = set(inner) if len(deep) == len(below) and len(shared) > 1 else set[str]()
+        tops_of.setdefault(path[1], set()).add(path[0])
+    # Classes that several domains have; folders like images/ in every class are none.
+    shared = [name for name, tops in tops_of.items() if len(tops) > 1 and name.casefold() not in _NO_CLASSES]
+    domains = {path[0] for path in deep} if len(deep) == len(below) and shared and len(tops_of) > 1 else set[str]()
     classes = Counter(plain_text(path[1] if domains else path[0]) or "" for path in below)
     if len(classes) == 1 and len(deep) == len(paths):
         top = paths[0].parts[0]
