@@ -86,6 +86,14 @@ def test_interrupted_run_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert set(run.missing) == {"summary.json", "gallery.json", "predictions.safetensors", "timings.jsonl"}
 
 
+def test_samples_that_nobody_asked_for_are_not_missing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / "gallery.json").unlink()
+    assert set(load(folder).runs[0].missing) == {"gallery.json"}
+    (folder / "recipe.toml").write_text("[run]\ngallery = 0\n")
+    assert not load(folder).runs[0].missing
+
+
 def test_study_without_index(study: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "fedavg" / "seed-0", "fedavg")
     make_run(tmp_path / "fedp3" / "seed-0", "fedp3")
