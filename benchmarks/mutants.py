@@ -11,8 +11,10 @@ The tests are run without a mutant first: what fails then proves nothing. The co
 """
 
 import argparse
+import compileall
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -98,6 +100,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         if not tests_pass(source, sorted({test for mutant in mutants for test in split_tests(mutant.tests)})):
             print("the tests fail without a mutant")
             return 1

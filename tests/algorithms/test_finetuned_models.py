@@ -48,9 +48,8 @@ def test_each_method_changes_what_is_finetuned(method: str) -> None:
     changes_what_is_finetuned([*VILT, *METHODS[method]])
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("feddat", "flexlora"))) for name in METHODS]
-)
+@pytest.mark.slow  # test_chat_methods.py has two of them on a model that writes
+@pytest.mark.parametrize("method", METHODS)
 def test_each_method_changes_what_is_finetuned_of_a_chat_model(method: str) -> None:
     changes_what_is_finetuned([*HF, *FEW, *METHODS[method]])
 

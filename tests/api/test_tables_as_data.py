@@ -90,14 +90,16 @@ def test_datasets_and_their_splits_are_read_as_a_file_is(expected: dict[str, lis
     assert contents(read(splits)) == expected
 
 
-def test_columns_of_a_frame_are_mapped_or_refused_by_name() -> None:
+@pytest.mark.parametrize("missing", [np.nan, pandas.NA, pandas.NaT])
+def test_columns_of_a_frame_are_mapped_or_refused_by_name(missing: object) -> None:
     frame = pandas.DataFrame(columns([png(n) for n in range(COUNT)]))
     renamed = frame.rename(columns={"question": "query", "client": "hospital"})
     mapped = read(renamed, columns={"question": "query", "client": "hospital"})
     assert contents(mapped) == contents(read(frame))
     with refused(r"^DataFrame.*question and answer.*got image, query, answer, hospital, split"):
         read(renamed)
-    frame.loc[3, "answer"] = np.nan
+    frame = frame.astype(object)
+    frame.loc[3, "answer"] = missing
     assert "16 rows = 15 used + 1 left out (no answer: row 4)" in read(frame).facts["account"]
 
 

@@ -69,7 +69,7 @@ def test_the_patch_is_a_square_in_the_middle() -> None:
                 assert stamped[i, y, x].tolist() == ([250, 251, 252] if inside else clean[i, y, x].tolist())
 
 
-def test_of_features_one_region_carries_the_same_pattern_in_every_picture() -> None:
+def test_one_region_carries_the_same_pattern_in_every_picture() -> None:
     rng = np.random.default_rng(1)
     features = rng.normal(size=(4, 3, 20)).astype(np.float32)
     features[2, 1:] = 0  # the only region of this picture is its first
@@ -148,7 +148,7 @@ def test_what_cannot_carry_the_keys_is_refused() -> None:
     refuses("pairs of pictures cannot be poisoned", triggered, pairs, KEY, "troj")
 
 
-def test_success_counts_questions_that_nobody_answered_with_the_target() -> None:
+def test_success_counts_questions_not_answered_with_the_target() -> None:
     counted = without_target(_examples(), "red")
     assert counted.tolist() == [False, True, False, True, True]
     given = np.array([7, 7, 7, 1, 7])

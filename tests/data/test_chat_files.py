@@ -90,7 +90,7 @@ def test_pictures_come_in_the_order_in_which_they_are_shown() -> None:
     assert record.pictures == ("a.png", "b.png", "c.png")
 
 
-def test_answers_of_several_people_are_kept_and_the_most_frequent_ends_the_conversation() -> None:
+def test_the_most_frequent_answer_ends_the_conversation() -> None:
     entry = {"question": "How many?", "answers": ["two", {"answer": "2"}, "2"], "image": "a.png", "client": 3}
     record = chat_record(entry, "here", "x")
     assert record.answers == ("two", "2", "2")

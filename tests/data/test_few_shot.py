@@ -31,7 +31,7 @@ def trained(dataset: FederatedDataset) -> dict[str, Counter[str]]:
     return {client: Counter(split.train.answers) for client, split in dataset.clients.items()}
 
 
-def test_shots_are_those_of_base_classes_and_new_ones_are_asked_among_themselves() -> None:
+def test_shots_are_of_base_classes_and_new_ones_are_asked_apart() -> None:
     dataset = few_shot(pool(), "iid", shots=4, validation_shots=2, clients=3)
     assert sum(trained(dataset).values(), Counter()) == dict.fromkeys(CLASSES[:3], 12)
     assert sum(len(split.validation) for split in dataset.clients.values()) == 3 * 2 * 3
@@ -47,7 +47,7 @@ def test_seed_draws_other_shots_and_the_same_tests() -> None:
     assert one.clients["client-01"].test.names == other.clients["client-01"].test.names
 
 
-def test_each_client_has_classes_of_its_own_and_is_asked_among_them() -> None:
+def test_each_client_is_asked_among_classes_of_its_own() -> None:
     dataset = few_shot(pool(), "classes", shots=4, new="none", offer="own", clients=3)
     assert [set(own) for own in trained(dataset).values()] == [{"ant", "bee"}, {"cow", "dog"}, {"elk", "fox"}]
     assert [split.test.offered for split in dataset.clients.values()] == [CLASSES[:2], CLASSES[2:4], CLASSES[4:]]
@@ -114,7 +114,7 @@ def test_base_classes_that_nobody_can_learn_are_refused() -> None:
     refuses("class number 2 has no name", few_shot, replace(pool(), classes=("ant", "bee", " ", *CLASSES[3:])), "iid")
 
 
-def test_clients_that_are_tested_on_what_they_did_not_learn_are_named() -> None:
+def test_clients_tested_on_what_they_did_not_learn_are_named() -> None:
     domains = pool(domains=("photo", "sketch"))
     here = (domains.domains == "sketch") & (domains.labels == 0) & (domains.roles == "train")  # type: ignore[operator]
     domains.roles[here] = "test"

@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_those_of_the_words_and_zeros_where_the_file_has_none(file: Path):
+def test_rows_are_those_of_the_words_and_else_zeros(file: Path):
     vectors = load_glove(file, ["sat", "dog", "the", "sat"])
     assert vectors.dtype is torch.float32
     assert vectors.tolist() == [[7, 8, 9], [0, 0, 0], [0.5, -1, 2], [7, 8, 9]]

@@ -113,7 +113,7 @@ def data(known: float) -> TableData:
     return made.clients["a"].masked(known)
 
 
-def test_masking_leaves_the_order_alone_and_draws_its_key_behind_it() -> None:
+def test_masking_keeps_the_order_and_draws_its_key_behind_it() -> None:
     rng = torch.Generator().manual_seed(3)
     plain = [batch["index"].tolist() for batch in data(0).train(4, torch.Generator().manual_seed(3))]
     masked = list(data(0.75).train(4, rng))
@@ -152,7 +152,7 @@ def rows_t(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def test_pictures_that_lie_elsewhere_are_pooled_from_one_table_only() -> None:
+def test_pictures_elsewhere_are_pooled_from_one_table_only() -> None:
     class Elsewhere:
         dtype, ndim, shape = np.dtype(np.uint8), 4, (6, 4, 4, 3)
 
@@ -175,7 +175,7 @@ def test_sparse_labels_of_no_rows() -> None:
     assert labels[rows_t(1, 0, 0)].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 1]]
 
 
-def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None:
+def test_tens_of_thousands_of_clients_are_made_when_asked_for() -> None:
     """No one is made beyond those looked at beforehand and those of the cohort, and none is kept."""
     users, asked = 41_131, list[str]()
     everything = Examples.labelled(table(), pictures(), rows(*range(6)))
@@ -210,7 +210,7 @@ def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None
     assert isinstance(clients, Lazy)
 
 
-def test_clients_that_nobody_looked_at_must_have_the_labels_in_order_too(monkeypatch) -> None:
+def test_unread_clients_must_have_the_labels_in_order_too(monkeypatch) -> None:
     """Positions would be read as other labels."""
     monkeypatch.setattr("confed.data.examples.LOOKED_AT", 1)
     other = build_table([LabelRecord(Path("made up"), 0, "e0", ("blue",), picture="0.png")], LABELS[::-1])[""]
@@ -226,7 +226,7 @@ def test_clients_that_nobody_looked_at_must_have_the_labels_in_order_too(monkeyp
         clients["b"]
 
 
-def test_sampling_by_size_has_the_probabilities_of_successive_draws() -> None:
+def test_sampling_by_size_is_like_successive_draws() -> None:
     """Two of three clients: the first with probability n / sum, the second with n / (sum of those left)."""
     sizes = (1, 2, 5)
     exact = dict.fromkeys(((0, 1), (0, 2), (1, 2)), 0.0)

@@ -81,7 +81,7 @@ def client_of(known: float) -> Client:
 
 
 @pytest.mark.parametrize("kind", [global_logits, global_features])
-def test_what_a_teacher_makes_of_label_states_is_not_kept_for_the_next_epoch(kind):
+def test_a_teachers_label_states_are_not_kept_for_the_next_epoch(kind):
     client = client_of(known=1.0)
     ask, state = kind(client), {n: t.clone() for n, t in client.model.state_dict().items()}
     reference = Scores().eval()
@@ -170,7 +170,7 @@ def federation(root: Path, rounds: int, made: list[str], method=None) -> tuple[S
     return simulation, checkpoints, workspace
 
 
-def test_only_users_that_took_part_are_made_and_have_files_and_a_run_resumes_among_thousands(tmp_path):
+def test_a_run_among_thousands_makes_only_users_that_took_part(tmp_path):
     made = list[str]()
     simulation, checkpoints, workspace = federation(tmp_path / "whole", 4, made)
     servers, seen = simulation.start(workspace), set[str]()

@@ -45,7 +45,7 @@ def test_sets_are_written_in_one_order_whatever_is_there() -> None:
     assert set_names(presence(plain(2).clients["one"].train)) == ["image+text"] * 2
 
 
-def test_clients_own_what_the_dataset_says_or_what_their_examples_have() -> None:
+def test_clients_own_what_the_dataset_or_their_examples_say() -> None:
     assert modalities_of(gaps()) == OWNED
     unsaid = replace(gaps(), modalities={})
     assert modalities_of(unsaid) == dict.fromkeys(OWNED, ("image", "text", "audio", "series"))
@@ -88,7 +88,7 @@ def test_ownership_that_does_not_fit_is_refused(owned: dict[str, tuple[str, ...]
 # Losing -----------------------------------------------------------------------------------------------------
 
 
-def test_so_many_are_lost_as_was_asked_for_and_nobody_loses_the_last() -> None:
+def test_as_many_are_lost_as_asked_and_nobody_loses_the_last() -> None:
     missing = missing_of({"image": 0.6, "text": 0.6})
     left = presence(drop_modalities(plain(3000), missing, 0).clients["one"].train)
     assert left[:, :2].any(axis=1).all()
@@ -123,7 +123,7 @@ def test_modalities_are_dropped_from_the_roles_asked_for(when: str, roles: set[s
     assert "image of" in dataset.facts["missing"]
 
 
-def test_a_clients_own_table_takes_the_place_of_the_rates_for_all() -> None:
+def test_a_clients_own_table_replaces_the_rates_for_all() -> None:
     dataset = drop_modalities(plain(), missing_of({"image": 0.5, "two": {"text": 0.5}}), 0)
     one, two = (presence(dataset.clients[name].train) for name in ("one", "two"))
     assert not one[:, 0].all()
@@ -204,7 +204,7 @@ def test_who_loses_all_of_a_modality_owns_it_no_longer() -> None:
         }  # fmt: skip
 
 
-def test_a_client_whose_test_examples_would_have_nothing_left_is_refused() -> None:
+def test_a_client_whose_tests_would_have_nothing_left_is_refused() -> None:
     split = gaps().clients["both"]
     bare = replace(split.test, present={"text": np.zeros(20, dtype=bool)})
     dataset = replace(gaps(), clients={**gaps().clients, "both": replace(split, test=bare)})
@@ -246,7 +246,7 @@ def test_a_batch_has_the_keys_of_its_set_and_no_others() -> None:
     }
 
 
-def test_every_batch_is_of_one_set_and_every_example_in_one_batch() -> None:
+def test_every_batch_is_of_one_set_and_holds_examples_once() -> None:
     own = mixed()
     data = TableData(*[table(own)] * 3)
     names = np.array(set_names(presence(own)))
@@ -260,7 +260,7 @@ def test_every_batch_is_of_one_set_and_every_example_in_one_batch() -> None:
         assert sorted(seen) == list(range(200))
 
 
-def test_the_order_of_batches_is_a_function_of_the_generator_and_sets_are_mixed() -> None:
+def test_the_generator_orders_batches_and_mixes_sets() -> None:
     data = TableData(*[table(mixed())] * 3)
 
     def order(seed: int) -> list[tuple[list[int], frozenset[str]]]:
@@ -273,7 +273,7 @@ def test_the_order_of_batches_is_a_function_of_the_generator_and_sets_are_mixed(
     assert sum(a != b for a, b in itertools.pairwise(kinds)) > len(set(kinds))
 
 
-def test_evaluation_keeps_the_stored_order_and_its_first_rows_have_all_sets() -> None:
+def test_evaluation_keeps_the_order_and_begins_with_all_sets() -> None:
     dataset = plain(300)
     dataset = in_turns(drop_modalities(dataset, missing_of({"image": 0.5, "when": "both"}), 0))
     test = dataset.clients["one"].test
@@ -330,7 +330,7 @@ def test_recordings_of_two_rates_are_not_pooled() -> None:
 # Stand-ins --------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_picture_is_black_or_the_mean_of_the_clients_training_pictures() -> None:
+def test_a_missing_picture_is_black_or_the_clients_mean() -> None:
     dataset = drop_modalities(plain(40), missing_of({"image": 0.5, "when": "both"}), 0)
     for fill in ("zero", "mean"):
         complete = impute(dataset, fill)
@@ -346,7 +346,7 @@ def test_a_missing_picture_is_black_or_the_mean_of_the_clients_training_pictures
                 assert (shown[~gone] == getattr(dataset.clients[name], role).images[~gone]).all()
 
 
-def test_a_shared_table_gets_one_stand_in_per_client_and_is_read_from_where_it_lies() -> None:
+def test_a_shared_table_gets_one_stand_in_per_client() -> None:
     class Elsewhere:
         dtype, ndim, shape = np.dtype(np.uint8), 4, (40, 8, 8, 3)
 
@@ -374,7 +374,7 @@ def test_a_shared_table_gets_one_stand_in_per_client_and_is_read_from_where_it_l
         assert own.images[int(own.image_index[0])][0, 0, 0] == wanted[0]
 
 
-def test_clients_without_pictures_get_black_ones_and_without_any_pictures_it_is_refused() -> None:
+def test_clients_without_pictures_get_black_ones() -> None:
     complete = impute(gaps(), "mean")
     ears = complete.clients["ears"].train
     assert not ears.images[ears.image_index].any()
@@ -403,7 +403,7 @@ def test_whole_runs_with_missing_modalities_finish(tmp_path: Path, model: str, d
     assert (tmp_path / "out" / "gallery.json").is_file()
 
 
-def test_clients_have_their_own_modalities_and_one_with_everything_when_pooled(tmp_path: Path) -> None:
+def test_clients_have_their_modalities_and_the_pool_has_all(tmp_path: Path) -> None:
     setup, materials = prepare(load_recipe(recipe_file(tmp_path, "sums", "gaps")))
     infos = [setup.population.info(number) for number in range(3)]
     assert {info.id: info.modalities for info in infos} == OWNED
@@ -422,13 +422,13 @@ def test_a_model_that_cannot_read_what_a_client_has_is_refused(tmp_path: Path) -
     assert batch["text_mask"].any()
 
 
-def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
+def test_a_model_or_its_class_says_that_it_reads_gaps() -> None:
     assert model_spec(models["modal_examples:sums"]).reads_absent
     assert not model_spec(models["modal_examples:both"]).reads_absent
     assert not model_spec(models["vilt_mini"]).reads_absent
 
 
-def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:
+def test_methods_and_models_with_stand_ins_share_what_is_lost() -> None:
     data = json.dumps({"name": "modal_examples:plain", "missing": {"image": 0.3, "when": "both"}})
     ours, theirs = (load_run_data(data, json.dumps({"name": f"modal_examples:{m}"}), 5) for m in ("sums", "both"))
     one, other = (m.dataset.clients["one"].test for m in (ours, theirs))
@@ -438,7 +438,7 @@ def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows
     assert torch.equal(torch.cat(stood_in).flatten(1).sum(1) > 0, torch.from_numpy(presence(one)[:, 0]))
 
 
-def test_labels_cannot_lose_modalities_which_is_said_before_they_are_made() -> None:
+def test_labels_cannot_lose_modalities_which_is_said_before() -> None:
     # There is no such folder, of which nobody comes to complain.
     away = json.dumps({"name": "voc", "root": "/nowhere", "missing": {"image": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'voc' have labels"):

@@ -65,7 +65,7 @@ INSTANCES = {
 }
 
 
-def test_coco_categories_groups_crowds_and_pictures_without_objects(tmp_path):
+def test_coco_categories_groups_crowds_and_empty_pictures(tmp_path):
     file = write(tmp_path / "i.json", INSTANCES)
     assert [(r.name, r.picture, r.labels) for r in coco_records(file)] == [
         ("coco-7", "000000000007.jpg", ("person", "dog")),
@@ -451,7 +451,7 @@ def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed, hold):
 
 
 @PACKED
-def test_pictures_taken_on_trust_say_what_would_have_left_them_out(tmp_path, packed, decoded):
+def test_pictures_on_trust_say_what_would_have_left_them_out(tmp_path, packed, decoded):
     source = _damaged(tmp_path, packed)
     with pytest.warns(UserWarning, match=r"^2 of 10 pictures"):
         kept, pictures = drop_unreadable(TEN, source, 4, at_most=0.2, check="present")
@@ -535,7 +535,7 @@ def test_a_damaged_verdict_does_not_count(tmp_path, cache, decoded, content):
 
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("home", ["a file in its place", "no home"])
-def test_where_nothing_can_be_remembered_that_is_said_in_one_line(tmp_path, monkeypatch, home):
+def test_where_nothing_can_be_remembered_one_line_says_so(tmp_path, monkeypatch, home):
     source = _damaged(tmp_path, packed=False)
     if home == "no home":
         monkeypatch.delenv("XDG_CACHE_HOME")

@@ -92,7 +92,7 @@ def snapshots(root: str, unreadable: float = 0.01, check: Check = "decoded") -> 
 
 
 @pytest.mark.filterwarnings("ignore:snapshots")
-def test_every_kind_of_damage_leaves_out_its_examples_and_no_others(root: Path) -> None:
+def test_every_kind_of_damage_leaves_out_its_examples_only(root: Path) -> None:
     whole = leave_out_unreadable(snapshots(str(root)))
     assert whole.unreadable == LeftOut((), PICTURES, {})
     _truncate(root, 1, 7)
@@ -213,7 +213,7 @@ def _roles(split: Split) -> tuple[Examples, Examples, Examples]:
     return split.train, split.validation, split.test
 
 
-def test_pictures_in_memory_and_tables_of_ones_own_are_left_alone() -> None:
+def test_pictures_in_memory_and_own_tables_are_left_alone() -> None:
     class Mine(PictureFilesLookalike):
         pass
 
@@ -247,7 +247,7 @@ def _recipe(root: Path, *more: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:snapshots")
-def test_a_run_leaves_out_the_example_and_not_the_client_and_its_table_says_so(root: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_out_the_example_and_not_the_client(root: Path, tmp_path: Path) -> None:
     def damage(event: Event) -> None:
         if isinstance(event, RunProgress) and event.round == 1:
             _file(root, 9).write_bytes(b"no picture")

@@ -71,7 +71,7 @@ def test_taken_examples_keep_their_regions():
     assert some_examples(regions).take([1]).regions is regions
 
 
-def test_features_without_pictures_serve_models_that_read_regions_only():
+def test_features_without_pictures_serve_models_of_regions():
     examples = some_examples(some_regions(4), pictures=False)
     assert len(examples.take([0, 2])) == 2
     encode(examples, WordTokenizer(["red"]), ["yes", "no"], ["a", "b"], regions=examples.regions)
@@ -140,7 +140,7 @@ def test_soft_scores_of_a_few_answers_each():
     refuses("widths of soft scores must agree", SoftTargets.join, [sparse, SoftTargets.of(given, answers, 4)])
 
 
-def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together():
+def test_tables_with_annotators_give_scores_and_can_be_joined():
     examples = Examples(
         np.zeros((1, 2, 2, 3), np.uint8), np.zeros(2, np.int64), ["a ?", "b ?"], ["yes", "no"], ["t", "t"], ["0", "1"],
         [["yes"] * 10, ["no"] * 2 + ["yes"] * 7 + ["perhaps"]],
@@ -159,7 +159,7 @@ def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together(
 # The built-in encoder
 
 
-def test_grid_features_are_the_last_states_of_the_packaged_encoder():
+def test_grid_features_are_the_packaged_encoders_last_states():
     pictures = public_split(8, seed=3)[0].images[:2]
     found = grid_features(pictures)
     assert found.shape == (2, 16, 64)
@@ -197,7 +197,7 @@ def test_pictures_that_the_encoder_cannot_read():
 # Random clients
 
 
-def test_questions_are_dealt_at_random_and_no_picture_has_two_clients():
+def test_questions_are_dealt_and_no_picture_has_two_clients():
     options = {"preset": "random", "clients": 3, "train": 30, "validation": 8, "test": 9}
     data = scenes(**options)
     assert list(data.clients) == ["client-01", "client-02", "client-03"]

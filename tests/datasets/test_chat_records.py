@@ -57,7 +57,7 @@ def parts(dataset: FederatedDataset) -> list[Examples]:
     return [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
 
 
-def test_plain_questions_are_dealt_by_client_and_shared_pictures_stay_together(tmp_path: Path) -> None:
+def test_plain_questions_are_dealt_and_pictures_stay_together(tmp_path: Path) -> None:
     dataset = chat_records(write(tmp_path / "d", plain()), image_size=8, validation=0.3)
     assert list(dataset.clients) == ["a", "b"]
     assert dataset.kind == "answers"
@@ -71,7 +71,7 @@ def test_plain_questions_are_dealt_by_client_and_shared_pictures_stay_together(t
         assert split.validation.names
 
 
-def test_every_answer_of_a_conversation_is_an_example_with_what_came_before(tmp_path: Path) -> None:
+def test_every_answer_is_an_example_with_what_came_before(tmp_path: Path) -> None:
     dataset = chat_records(write(tmp_path / "d", [*plain(), CHAT]), image_size=8, test_share=0, validation=0)
     assert dataset.kind == "conversations"
     train = dataset.clients["a"].train
@@ -89,7 +89,7 @@ def test_every_answer_of_a_conversation_is_an_example_with_what_came_before(tmp_
     assert sum(map(len, parts(last))) == 25
 
 
-def test_files_named_after_splits_and_the_column_split_decide_roles(tmp_path: Path) -> None:
+def test_files_named_after_splits_and_a_column_decide_roles(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", plain(20), "train.jsonl")
     write(folder, [{**entry, "id": f"t{n}"} for n, entry in enumerate(plain(4))], "test.jsonl")
     write(folder, [{**plain(1)[0], "image": "11.png", "split": "validation"}], "more.jsonl")
@@ -130,7 +130,7 @@ def test_strangers_with_tests_alone_are_a_place(tmp_path: Path) -> None:
     assert len(dataset.unseen["newcomers"]) == 1
 
 
-def test_unreadable_pictures_are_left_out_with_all_that_show_them_and_said(tmp_path: Path) -> None:
+def test_unreadable_pictures_leave_out_all_that_show_them(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", [*plain(), CHAT, {**CHAT, "id": "text", "images": [], "messages": [
         {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]}])  # fmt: skip
     (folder / "images" / "1.png").write_bytes(b"no picture")

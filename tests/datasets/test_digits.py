@@ -58,7 +58,7 @@ def speaker(number: int) -> str:
 
 
 @pytest.mark.parametrize("split", ["clients", "iid", "dirichlet"])
-def test_every_sample_is_of_its_digit_and_nothing_is_at_two_places(folder: Path, split: str) -> None:
+def test_samples_are_of_their_digit_and_at_one_place(folder: Path, split: str) -> None:
     dataset = small(folder, split)
     seen: Counter[int] = Counter()
     heard: dict[int, set[tuple[str, str]]] = {}

@@ -129,7 +129,7 @@ def test_damaged_packed_files_are_refused(packed):
     refuses(r"images\.npz: expected a complete \.npz file", easy_vqa, packed)
 
 
-def test_colour_is_settled_by_answers_then_by_the_nearest_foreground():
+def test_answers_then_the_nearest_foreground_settle_the_colour():
     open_between = [("is there a red shape?", "no"), ("what shape is present?", "circle")]
     shade = _picture("blue")
     shade[20:40, 20:40] = (40, 30, 230)

@@ -256,7 +256,7 @@ def test_prepare_counts_sorts_and_writes_the_same_bytes_again(gqa: Path, tmp_pat
         assert manifest["sources"][name]["sha256"] == hashlib.sha256((gqa / name).read_bytes()).hexdigest()
 
 
-def test_a_small_vocabulary_drops_training_questions_and_counts_test_questions(gqa: Path, tmp_path: Path):
+def test_a_small_vocabulary_drops_training_questions_only(gqa: Path, tmp_path: Path):
     manifest = made(gqa, tmp_path / "out", answers=2)  # blue, no: half of all questions
     assert (manifest["answers"], manifest["distinct_answers"]) == (2, 4)
     facts = manifest["scenes"]["home"]
@@ -505,7 +505,7 @@ def fitted(gqa: Path, file: Path) -> None:
     save_file(tensors, file, metadata={"architecture": "resnet18"})
 
 
-def test_prepare_with_a_classifier_continues_and_reads_its_own_predictions(
+def test_prepare_with_a_classifier_continues_its_predictions(
     gqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Small pictures are enough here, and quick.

@@ -151,9 +151,7 @@ def test_faulty_columns_are_named(options: dict[str, Any], message: str, tmp_pat
     refuses(re.escape(message), hub, written(tmp_path, train=4), image_size=8, **options)
 
 
-def test_folder_that_is_no_data_set_and_a_missing_library_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_data_set_and_a_missing_library_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses("expected a data set that can be read", hub, str(tmp_path), image_size=8)
     monkeypatch.setitem(sys.modules, "datasets", None)
     refuses(r"needs the package datasets: pip install '.\[hub\]' -c constraints.txt", hub, "owner/name")

@@ -603,7 +603,7 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(folder: Path, tmp_path: Path) -> None:
+def test_a_run_refuses_embeddings_of_other_labels_or_width(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "e.safetensors"
     given = (*SMALL, f"data.root={folder}", f"model.embeddings={file}")
     _embeddings(file, (*FLAIR_LABELS[:-1], "religions"))
@@ -614,7 +614,7 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
 
 
 @pytest.mark.filterwarnings("ignore:1 of . pictures")
-def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_round(
+def test_damaged_pictures_are_left_out_before_the_first_round(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("confed.datasets.reader.HELD", 0)  # as if they did not fit into memory
@@ -637,7 +637,7 @@ def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_roun
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_command_line_says_once_how_many_pictures_are_left_out(
+def test_the_command_says_once_how_many_are_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("confed.datasets.reader.HELD", 0)
@@ -710,9 +710,7 @@ def test_coco_never_tests_on_what_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:1 of . pictures")
-def test_coco_and_voc_leave_damaged_pictures_out_that_are_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coco_and_voc_leave_out_damaged_pictures_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("confed.datasets.reader.HELD", 0)
     coco_split(tmp_path, "train2014", {key: ["dog"] for key in range(1, 7)})
@@ -750,7 +748,7 @@ def _sizes(dataset: Any) -> dict[str, tuple[int, int, int]]:
     return {name: (len(s.train), len(s.validation), len(s.test)) for name, s in dataset.clients.items()}
 
 
-def test_captions_have_no_validation_or_test_that_nobody_asked_for() -> None:
+def test_captions_have_only_the_splits_that_are_asked_for() -> None:
     options: dict[str, Any] = {"clients": 3, "train": 20, "minimum": 2}
     without = _sizes(tagged_texts(**options, validation=0, test=5))
     assert sum(train for train, _, _ in without.values()) == 60

@@ -104,7 +104,7 @@ def test_faulty_folders_of_classes_are_named(tmp_path: Path, folders: Path) -> N
         refuses(r"row 1", labelled_folders, folders)
 
 
-def test_base_classes_of_a_split_file_are_those_with_the_lower_numbers(folders: Path) -> None:
+def test_base_classes_of_a_split_file_have_the_lower_numbers(folders: Path) -> None:
     names = ("sea_lake", "AnnualCrop", "river", "forest")  # as numbered, not in alphabetical order
     parts = {"train": slice(0, 6), "val": slice(6, 9), "test": slice(9, 12)}
     split = {

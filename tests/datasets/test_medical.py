@@ -147,7 +147,7 @@ def scans(folder: Path, **tags: Any) -> list[list[str]]:
     return rows
 
 
-def test_a_folder_of_dicom_is_shared_out_and_patients_stay_together(tmp_path: Path) -> None:
+def test_a_folder_of_dicom_is_dealt_and_patients_stay_together(tmp_path: Path) -> None:
     table(tmp_path, ("image", "label"), [row[:2] for row in scans(tmp_path)])
     data = dicom_folders(tmp_path, **OPTIONS)
     assert (data.answers, len(data.clients), data.facts["patients"]) == (("sick", "well"), 2, "20")

@@ -78,7 +78,7 @@ def test_slake_is_read_in_one_language_and_its_published_splits(tmp_path: Path) 
     refuses(r"Questions: expected .*validate\.json or", slake, tmp_path)
 
 
-def test_path_vqa_is_read_from_the_hubs_files_and_not_from_pickled_ones(tmp_path: Path) -> None:
+def test_path_vqa_is_read_from_the_hubs_files_not_pickles(tmp_path: Path) -> None:
     arrow: Any = pytest.importorskip("pyarrow")
     library: Any = pytest.importorskip("pyarrow.parquet")
     write(tmp_path / "pickled" / "qas" / "train" / "train_qa.pkl", b"")

@@ -472,7 +472,7 @@ def test_a_corpus_that_is_not_whole_is_refused(corpus: Path):
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("check", ["decoded", "present"])
-def test_pictures_of_a_corpus_that_cannot_be_read_leave_out_their_examples(corpus: Path, check: str):
+def test_unreadable_pictures_leave_out_their_examples(corpus: Path, check: str):
     options: dict[str, Any] = {"clients": 1, "min_count": 1, "image_size": 8, "test_share": 0.2, "check": check}
     whole = leave_out_unreadable(caption_corpus(corpus, **options))
     assert whole.unreadable is not None

@@ -54,7 +54,7 @@ def squares() -> Callable[..., FederatedDataset]:
     return squares
 
 
-def test_a_reader_has_the_options_that_it_names_with_its_own_words_and_defaults() -> None:
+def test_a_reader_names_its_options_with_words_and_defaults() -> None:
     made = squares()
     assert registry.datasets["squares"] is made
     assert str(inspect.signature(made)).replace("collections.abc.", "") == (
@@ -102,7 +102,7 @@ def test_options_are_checked_before_files_are_read(given: dict[str, Any], kind: 
         squares()("nowhere", **given)
 
 
-def test_labels_are_shared_out_and_users_who_do_not_train_are_newcomers() -> None:
+def test_labels_are_dealt_and_untrained_users_are_newcomers() -> None:
     @reader(
         "root partition * minimum validation seed",
         things="texts",

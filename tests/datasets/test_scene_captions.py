@@ -56,7 +56,7 @@ def test_every_word_of_every_caption_is_known(scenes: FederatedDataset):
     assert {word for text in scenes.public for word in text.split()} <= {*scenes.words}
 
 
-def test_clients_have_what_was_asked_for_and_seeds_change_the_training_data_alone(scenes: FederatedDataset):
+def test_clients_have_what_was_asked_and_seeds_change_training(scenes: FederatedDataset):
     assert scenes.modalities == {"transport": ("image", "text"), "educational": ("image", "text"), READER: ("text",)}
     train = scenes.clients["transport"].train
     assert Counter(re.sub(r"\d", "n", kind) for kind in train.types) == {"n things": 24, "text": 9, "document": 4}
@@ -90,7 +90,7 @@ def run_data(**options: Any) -> Any:
     return load_run_data(json.dumps(data), model, 0)
 
 
-def test_batches_have_the_sources_in_their_proportions_and_follow_from_the_rng():
+def test_batches_have_the_sources_in_their_proportions():
     data = run_data(train=40, texts=30, documents=5).clients["transport"]
     assert isinstance(data, MixedData)
 

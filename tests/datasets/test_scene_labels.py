@@ -47,7 +47,7 @@ def said(tags: Tags, picture: int) -> set[str]:
     return found & set(FINE)
 
 
-def test_there_are_eighty_fine_labels_and_each_has_one_coarse_label():
+def test_each_of_eighty_fine_labels_has_one_coarse_label():
     assert len(FINE) == len(set(FINE)) == 80
     assert len(COARSE) == 24
     assert set(COARSE_OF) == set(FINE)
@@ -80,7 +80,7 @@ def test_roles_never_share_a_picture_and_none_is_public():
     assert seen == marks["train"] | marks["validation"] | marks["test"]
 
 
-def test_frequencies_have_a_long_tail_and_labels_depend_on_each_other():
+def test_labels_have_a_long_tail_and_depend_on_each_other():
     tags = draw_graphs("train", 3000, EVERYTHING, np.random.default_rng(2), set())
     truth = fine_labels(tags)
     share = np.sort(truth.mean(axis=0))
@@ -119,7 +119,7 @@ def test_the_table_has_the_rows_of_one_client_after_another(small: FederatedData
     assert {"counts", "chance", "skew", "sizes", "labels"} <= set(small.facts)
 
 
-def test_unseen_places_are_newcomers_and_the_styles_that_nobody_draws_in(small: FederatedDataset):
+def test_unseen_places_are_newcomers_with_styles_of_nobody(small: FederatedDataset):
     assert {place: len(part) for place, part in small.unseen.items()} == {
         "newcomers": 6, "home": 6, "commercial": 6, "blurred": 6,
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_faulty_options_are_named(options: dict[str, Any], message: str):
     refuses(message, scene_labels, **options)
 
 
-def test_the_packaged_embeddings_are_what_the_documented_command_makes(tmp_path):
+def test_the_packaged_embeddings_are_what_the_command_makes(tmp_path):
     made = write_mini_label_embeddings((*FINE, *COARSE), tmp_path / "made.safetensors")
     packaged = load_label_embeddings("scene_labels", (*FINE, *COARSE), 64)
     assert torch.equal(made.vectors, packaged.vectors)

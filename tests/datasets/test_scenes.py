@@ -215,7 +215,7 @@ def test_public_split_rejects_nonsense():
     refuses("questions must be at least 1, got 0", public_split, 0, 0)
 
 
-def test_several_clients_share_a_scene_but_no_picture_and_no_colours():
+def test_clients_share_a_scene_but_no_picture_and_no_colours():
     several = small(unseen=("home", "commercial", "natural"), clients_per_scene=3)
     assert list(several.clients) == [f"{s}-{n}" for s in ("transport", "sports", "educational") for n in (1, 2, 3)]
     assert list(several.unseen) == ["natural", "home", "commercial"]
@@ -472,7 +472,7 @@ def test_own_words_are_for_scenes_with_a_client():
 SMALL: dict[str, Any] = {"styles": ("clipart", "real"), "shots": 2, "validation_shots": 1, "test_per_class": 2}
 
 
-def test_reserved_classes_are_a_quarter_with_every_noun_and_colour() -> None:
+def test_a_quarter_is_reserved_with_every_noun_and_colour() -> None:
     assert len(CLASSES) == 176
     assert len(RESERVED) == 44
     assert {name.split()[0] for name in RESERVED} == set(COLOURS)
@@ -484,7 +484,7 @@ def test_parts_of_a_class_are_its_words() -> None:
     assert (NOUNS[nouns[0]], COLOURS[colours[0]]) == ("dog", "red")
 
 
-def test_equal_arguments_give_equal_bytes_and_seeds_other_training_pictures() -> None:
+def test_equal_arguments_give_equal_bytes_and_seeds_others() -> None:
     one, same, other = (scene_classes(8, **SMALL, seed=seed) for seed in (0, 0, 1))
     pictures = [d.clients["real"].train.images[d.clients["real"].train.image_index] for d in (one, same, other)]
     assert np.array_equal(pictures[0], pictures[1])
@@ -537,7 +537,7 @@ def described() -> FederatedDataset:
     return scene_descriptions(train=12, validation=3, test=4, references=3, unseen=UNSEEN)
 
 
-def test_answers_are_what_people_say_of_the_pictures_of_the_captioning_benchmark(described: FederatedDataset) -> None:
+def test_answers_are_those_of_the_captioning_benchmarks_pictures(described: FederatedDataset) -> None:
     told = scene_captions(
         train=12, validation=3, test=4, references=3, unseen=UNSEEN, texts=0, documents=0, reader=False
     )
@@ -580,7 +580,7 @@ def test_options_out_of_range_are_refused(options: dict[str, object], says: str)
     refuses(says, scene_descriptions, **options)
 
 
-def test_the_packaged_model_describes_pictures_in_the_clients_words(tmp_path: Path) -> None:
+def test_the_packaged_model_describes_in_the_clients_words(tmp_path: Path) -> None:
     small = [
         "data.train=4", "data.validation=1", "data.test=2", "run.rounds=1", "run.workers=1", "run.gallery=1",
         'data.unseen=["home", "commercial", "natural", "sports"]',

@@ -134,7 +134,7 @@ def test_the_clients_of_each_benchmark(datasets):
     assert len({frozenset(pool) for pool in datasets["scene"].answer_sets.values()}) == 6
 
 
-def test_answers_of_domains_and_functions_follow_from_words_and_graphs(made):
+def test_answers_follow_from_words_and_graphs(made):
     unanswerable = 0
     for preset in ("domain", "function"):
         for client, roles in made[preset].items():
@@ -205,7 +205,7 @@ def claims(text: str, things: list[tuple[int, str, str]]) -> bool:
     return count >= number if "least" in text else count <= number
 
 
-def test_a_verdict_is_what_all_contents_of_the_hidden_cell_agree_on(made):
+def test_a_verdict_is_what_all_hidden_contents_agree_on(made):
     verdicts = Counter()
     for part in made["task"]["entailment"].values():
         examples = part.examples
@@ -294,7 +294,7 @@ def test_some_clients_have_answers_of_ten_annotators(datasets):
     assert certain == [(truth,) * 10 for truth in examples.answers]
 
 
-def test_equal_arguments_give_equal_bytes_and_the_seed_leaves_tests_alone(datasets):
+def test_equal_arguments_give_equal_bytes_and_tests_keep_theirs(datasets):
     for preset in ("domain", "task"):
         again, other = small(preset=preset), small(preset=preset, seed=1)
         assert digest(*parts(again)) == digest(*parts(datasets[preset]))
@@ -441,7 +441,7 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     refuses(r"name a client: .*vqa, pairs, entailment, choice", ask, folder, picture, "what is red?")
 
 
-def test_tables_of_different_finetunings_say_what_learns_and_what_travels():
+def test_tables_of_finetunings_say_what_learns_and_what_travels():
     def summary(label: str, trainable: str, trained: int, sent: int) -> Summary:
         return Summary({
             "label": label, "trainable": trainable, "personal": {"a": 0.5}, "clients": ["a"], "bytes_total": 8 * sent,

@@ -70,7 +70,7 @@ def scores(inputs: Tensor, truth: Tensor, tests: Tensor) -> Tensor:
     return torch.where(bits, yes.unsqueeze(1), no.unsqueeze(1)).sum(dim=2)
 
 
-def test_one_modality_tells_two_thirds_and_all_three_nearly_everything() -> None:
+def test_one_modality_tells_two_thirds_and_three_nearly_all() -> None:
     dataset = modalities(validation=1, test=300)
     client = dataset.clients["image_text_audio"]
     truth, tests = (
@@ -95,7 +95,7 @@ def test_clients_places_and_seeds() -> None:
     assert len({tuple(own.answers) for own in one.unseen.values()}) == 1
 
 
-def test_styles_differ_between_clients_and_not_where_data_are_iid() -> None:
+def test_styles_differ_between_clients_unless_data_are_iid() -> None:
     levels = {}
     for split in ("clients", "iid"):
         dataset = modalities(split, train=16, validation=8, test=8)
@@ -108,7 +108,7 @@ def test_styles_differ_between_clients_and_not_where_data_are_iid() -> None:
 SMALL = {"train": 32, "validation": 4, "test": 16}
 
 
-def test_five_facts_are_in_every_answer_and_change_pictures_sounds_and_words() -> None:
+def test_five_facts_change_answers_pictures_sounds_and_words() -> None:
     dataset = modalities(facts=5, clear=0.0, blurred=0.0, **SMALL)
     assert len(dataset.answers) == 32
     assert {"red", "striped", "even", "tiny"} <= set(dataset.words)
@@ -135,7 +135,7 @@ def test_without_options_examples_are_those_of_version_0_2() -> None:
     assert int(first.images.astype(np.int64).sum()) == 13_994_240
 
 
-def test_a_distortion_turns_all_colours_of_a_client_by_one_rotation() -> None:
+def test_a_distortion_turns_all_colours_by_one_rotation() -> None:
     def things(distortion: float, client: str) -> np.ndarray:
         """Mean colours of the background and of a red and a blue ball's middle, about grey, (3, 3)."""
         options = {"clear": 0.0, "blurred": 0.0, "facts": 3, "distortion": distortion}
@@ -152,7 +152,7 @@ def test_a_distortion_turns_all_colours_of_a_client_by_one_rotation() -> None:
     assert np.abs(things(0.3, "only_image") - things(0.3, "image_text")).max() > 20
 
 
-def test_distorted_words_can_be_told_apart_and_differ_between_clients() -> None:
+def test_distorted_words_are_distinct_and_differ_by_client() -> None:
     plain, changed = (modalities(distortion=d, **SMALL).clients for d in (0.0, 1.0))
     stands: dict[str, dict[str, str]] = {}
     for name in ("only_text", "image_text_audio"):
@@ -170,7 +170,7 @@ def test_distorted_words_can_be_told_apart_and_differ_between_clients() -> None:
     assert any(stands["only_text"][word] != stands["image_text_audio"][word] for word in common)
 
 
-def test_distortions_are_the_same_for_all_seeds_and_styles_and_answers_differ_with_both() -> None:
+def test_seeds_and_styles_change_answers_and_no_distortion() -> None:
     one, other = (modalities("both", alpha=0.2, distortion=1.0, **SMALL, seed=seed).clients for seed in (0, 1))
     assert one["only_text"].test.questions == other["only_text"].test.questions
     counts = [sorted(client.test.answers) for client in one.values()]
@@ -194,7 +194,7 @@ def test_ceilings_are_those_of_counted_and_of_simulated_readers() -> None:
     assert (np.where(gone, seen, truth) == truth).all(axis=1).mean() == pytest.approx(pair, abs=0.003)
 
 
-def test_skewed_answers_raise_the_ceiling_and_clear_signals_reach_one() -> None:
+def test_skewed_answers_raise_the_ceiling_and_clear_ones_reach_1() -> None:
     even, skewed = (modalities("dirichlet", alpha=alpha, **SMALL).ceilings for alpha in (1e4, 0.1))
     assert skewed["only_image"] > even["only_image"] + 0.02
     perfect = modalities("dirichlet", clear=0.0, blurred=0.0, facts=5, **SMALL).ceilings
@@ -297,7 +297,7 @@ def test_who_owns_what_can_be_said_and_must_fit(tmp_path: Path) -> None:
     refuses("expected a training example of client 'east'", sensor_series, root)
 
 
-def test_the_packaged_recipe_runs_on_the_folder_of_its_own_example(tmp_path: Path) -> None:
+def test_the_packaged_recipe_runs_on_its_examples_folder(tmp_path: Path) -> None:
     told = (files("confed.recipes") / "sensors.toml").read_text()
     blocks = re.findall(r"(?:^#       \S.*\n)+", told, re.MULTILINE)
     rows, values = ("".join(line[8:] for line in block.splitlines(keepends=True)) for block in blocks)

@@ -32,7 +32,7 @@ def test_counts_classes_and_names(data):
     assert not data.unseen
 
 
-def test_the_seed_draws_training_pictures_and_never_test_pictures(data):
+def test_the_seed_draws_training_pictures_not_test_pictures(data):
     some = ("clipart", "real", "sketch")
     again, other = six_styles(11, **SMALL, styles=some), six_styles(11, **SMALL, styles=some, seed=1)
     for style in some:

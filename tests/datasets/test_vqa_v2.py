@@ -115,7 +115,7 @@ def test_arrays_without_boxes_are_cells_of_a_grid_or_see_all(tmp_path: Path):
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_features_in_hdf5_are_read_with_fixed_and_varying_numbers_of_regions(tmp_path: Path, fixed: bool):
+def test_hdf5_features_have_fixed_or_varying_numbers_of_regions(tmp_path: Path, fixed: bool):
     h5py = pytest.importorskip("h5py")
     counts = {9: 4, 10: 4 if fixed else 2, 12: 4}
     parts = [regions_of(picture, count) for picture, count in counts.items()]

@@ -185,7 +185,7 @@ def count(model: Albef, *, head: bool) -> int:
         ("head", 0),
     ],
 )
-def test_published_sizes_have_the_published_numbers_of_parameters(trainable: Any, values: int):
+def test_published_sizes_have_the_published_parameters(trainable: Any, values: int):
     with torch.device("meta"):
         model = albef(100, trainable=trainable)
     assert count(model, head=False) == values

@@ -107,7 +107,7 @@ def test_the_papers_answer_projection_is_padded_with_zeros(preset: Any) -> None:
             np.testing.assert_allclose(module(torch.tensor([label]))[0].numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_every_row_of_the_official_recipe_warms_up_for_10_000_steps() -> None:
+def test_rows_of_the_official_recipe_warm_up_for_10_000_steps() -> None:
     recipe = load_recipe("bicsl_vqa2_official", ["data.root=somewhere"])
     for row in recipe.methods:
         own = recipe.method(row)
@@ -536,7 +536,7 @@ def test_training_brings_questions_to_their_answers(method: Algorithm) -> None:
     assert right > 0.5 > everything["label"].bincount().max() / len(everything["label"])
 
 
-def test_a_last_example_alone_is_left_out_without_batch_normalisation_too() -> None:
+def test_a_lone_last_example_is_left_out_without_batch_norm_too() -> None:
     setup = toy_setup(Whole(), clients=toy_clients(sizes=(9, 5)), rounds=1, noisy=False)
     simulation = Simulation(setup, MemoryStore())
     (record,) = simulate(simulation, simulation.start(Workspace(setup.model())))
@@ -676,7 +676,7 @@ def test_classes_that_are_not_offered_cannot_win() -> None:
     assert (some.softmax(1)[:, 1] == 0).all()
 
 
-def test_features_of_a_frozen_tower_are_computed_once_per_picture() -> None:
+def test_a_frozen_towers_features_are_computed_once_per_picture() -> None:
     model, passes = encoder("clip"), []
     model.body.vision_model.register_forward_hook(lambda *_: passes.append(1))
     with torch.no_grad():
@@ -686,7 +686,7 @@ def test_features_of_a_frozen_tower_are_computed_once_per_picture() -> None:
     assert torch.equal(first, again.flip(0))
 
 
-def test_text_encoder_runs_once_per_step_and_once_for_many_evaluation_batches() -> None:
+def test_the_text_encoder_runs_once_per_step_and_evaluation() -> None:
     model, passes = encoder("clip"), []
     model.body.text_model.register_forward_hook(lambda *_: passes.append(1))
     model({"image": pictures()})

@@ -275,7 +275,7 @@ def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str
     refuses(message, encoders, 3, 20, **{"vision": "tiny:vit", **options})
 
 
-def test_an_encoder_of_a_library_that_is_missing_is_refused_in_a_line(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_encoder_of_a_missing_library_is_refused_in_a_line(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     content = {"model_type": "timm_wrapper", "architecture": "resnet18", "architectures": ["TimmWrapperModel"]}
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")

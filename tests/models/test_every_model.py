@@ -435,7 +435,7 @@ def test_what_lora_leaves_alone_is_frozen() -> None:
     assert all(".lora_" in name for name in set(named_tensors(model)) - frozen_names(model))
 
 
-def test_held_out_questions_are_answered_by_writing_and_by_likelihood() -> None:
+def test_held_out_questions_are_answered_in_both_ways() -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     mini, place = MINIS[NAME], weights_file(NAME)

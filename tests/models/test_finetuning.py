@@ -66,7 +66,7 @@ def test_the_prompt_of_one_modality():
 
 
 @pytest.mark.parametrize("trainable", KINDS)
-def test_the_same_seed_gives_the_same_values_whatever_the_global_generator_holds(trainable):
+def test_the_same_seed_gives_the_same_values_for_any_generator(trainable):
     before = torch.get_rng_state()
     model = vilt_tiny(ANSWERS, VOCABULARY, trainable=trainable, seed=2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -108,7 +108,7 @@ def test_lora_is_the_low_rank_update_of_query_and_value():
     torch.testing.assert_close(model(batch()).logits, plain(batch()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_ia3_scales_keys_values_and_what_the_second_feed_forward_layer_reads():
+def test_ia3_scales_keys_values_and_the_feed_forward_input():
     model = filled(vilt_tiny(ANSWERS, VOCABULARY, trainable="ia3"))
     plain, values = vilt_tiny(ANSWERS, VOCABULARY), dict(model.named_parameters())
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_ia3_scales_keys_values_and_what_the_second_feed_forward_layer_reads():
     torch.testing.assert_close(model(batch()).logits, plain(batch()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_reset_base_throws_the_pretrained_weights_of_the_targets_away():
+def test_reset_base_throws_the_targets_weights_away():
     plain = vilt_tiny(ANSWERS, VOCABULARY, seed=1)
     model = vilt_tiny(ANSWERS, VOCABULARY, seed=1, trainable="lora", peft=Finetuning(reset_base=True))
     ours, theirs = (m.vilt.encoder.layer[1].attention.attention for m in (model, plain))
@@ -147,7 +147,7 @@ def test_targets_choose_the_layers():
         vilt_tiny(ANSWERS, VOCABULARY, trainable="lora", peft=Finetuning(targets=("query", "qkv")))
 
 
-def test_prompts_go_behind_the_first_token_and_in_front_of_the_patches():
+def test_prompts_go_between_the_first_token_and_the_patches():
     model = filled(vilt_tiny(ANSWERS, VOCABULARY, trainable="prompt", peft=Finetuning(tokens=3)))
     plain, inputs = vilt_tiny(ANSWERS, VOCABULARY), batch()
     inputs["text_mask"][0, 5:] = 0
@@ -367,7 +367,7 @@ def test_other_values_run_through_the_same_modules():
     torch.testing.assert_close(got, body(x))
 
 
-def test_many_adapters_cost_their_own_size_and_no_gradients_of_the_backbone():
+def test_many_adapters_cost_their_size_and_no_backbone_gradients():
     model = vilt_tiny(5, 30, trainable="adapters")
     bank, before = model.adapters, sum(p.numel() for p in model.parameters())
     one = 2 * (2 * 32 * 4 + 4 + 32)

@@ -111,7 +111,7 @@ def test_ranking_reads_the_picture_and_is_the_same_one_by_one(family: str) -> No
 
 @pytest.mark.parametrize("family", HERE)
 @pytest.mark.parametrize("trainable", ["lora", "adapters", "ia3", "top", "all"])
-def test_what_learns_lies_in_the_language_part_and_gets_gradients(family: str, trainable: str) -> None:
+def test_the_language_part_learns_and_gets_gradients(family: str, trainable: str) -> None:
     model, tokenizer = built(family, trainable=trainable, peft=Finetuning(rank=4, reduction=8))
     batch = batch_of(tokenizer)
     learning = {name for name, value in model.named_parameters() if value.requires_grad}
@@ -162,7 +162,7 @@ def test_reading_a_folder_draws_no_progress_bar(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize("base", ["fp32", "bf16"])
-def test_values_have_the_type_of_base_whatever_they_are_stored_as(tmp_path: Path, base: str) -> None:
+def test_values_have_the_type_of_base_however_they_are_stored(tmp_path: Path, base: str) -> None:
     body, processor = tiny("llava")
     for part in (body.to(torch.bfloat16), processor):
         part.save_pretrained(tmp_path)
@@ -208,7 +208,7 @@ def test_candidates_are_ranked_in_training_with_checkpointing(family: str) -> No
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_candidates_behind_cached_prompts_have_the_positions_of_whole_ones(family: str) -> None:
+def test_candidates_behind_cached_prompts_keep_their_positions(family: str) -> None:
     model, tokenizer = built(family)
     for name, value in model.named_parameters():
         if ".self_attn." in name and name.endswith("proj.weight"):  # attention that counts, and is not nearly uniform
@@ -221,7 +221,7 @@ def test_candidates_behind_cached_prompts_have_the_positions_of_whole_ones(famil
         torch.testing.assert_close(found, model._rank_whole(model.prefix(asked), candidates).logits, atol=3e-4, rtol=0)
 
 
-def test_candidates_of_families_with_other_positions_are_ranked_behind_whole_prompts() -> None:
+def test_families_with_other_positions_rank_behind_whole_prompts() -> None:
     model, tokenizer = built("llava")
     model.begin(Generation(3).choosing(tokenizer.answers(ANSWERS)))
     asked = {key: value for key, value in batch_of(tokenizer).items() if key != "answer_tokens"}
@@ -232,7 +232,7 @@ def test_candidates_of_families_with_other_positions_are_ranked_behind_whole_pro
         torch.testing.assert_close(model(asked).logits, wanted, atol=1e-4, rtol=1e-5)
 
 
-def test_placeholder_is_found_where_a_picture_changes_what_stands_before_texts() -> None:
+def test_placeholder_is_found_where_a_picture_changes_the_start() -> None:
     _, processor = tiny("idefics3")
     processor.chat_template = (
         "{% for m in messages %}{{ m['role'] }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
@@ -298,7 +298,7 @@ def test_processed_pictures_are_kept_up_to_a_budget() -> None:
         assert torch.equal(value, again[key])
 
 
-def test_a_folder_without_processor_and_one_without_template_are_refused(tmp_path: Path) -> None:
+def test_a_folder_without_processor_or_template_is_refused(tmp_path: Path) -> None:
     body, processor = tiny("llava")
     body.save_pretrained(tmp_path)  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"no processor could be read from|has no processor of pictures and texts"):
@@ -320,7 +320,7 @@ def test_bad_batches_are_named() -> None:
         model({**batch, "text": torch.full_like(batch["text"], 40)})
 
 
-def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_named() -> None:
+def test_too_long_questions_and_unlearnable_answers_are_named() -> None:
     _, tokenizer = built("llava")
     refuses("raise it, or leave the example out", tokenizer, ["x" * 400])
     refuses("the answer '' adds no token", tokenizer.answers, ["red", ""])
@@ -328,7 +328,7 @@ def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_name
     assert np.array_equal(tokenizer(["a"])[1][0].numpy(), np.ones(len(tokenizer(["a"])[1][0])))
 
 
-def test_attention_on_a_gpu_is_the_kernel_that_repeats_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_on_a_gpu_repeats_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: dict[str, bool] = {}
     for kernel in ("math", "flash", "mem_efficient", "cudnn"):
         monkeypatch.setattr(
@@ -391,9 +391,7 @@ def test_description_counts_what_learns_and_what_is_sent(tmp_path: Path, capsys:
     assert "confed doctor takes nothing, or model SOURCE; got 'model' alone" in capsys.readouterr().err
 
 
-def test_processor_whose_library_is_missing_names_it_and_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_names_its_missing_library_and_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, processor = tiny("llava")
     processor.tokenizer.save_pretrained(tmp_path)
     settings = {"image_processor_type": "Lfm2VlImageProcessor", "processor_class": "Lfm2VlProcessor"}
@@ -434,7 +432,7 @@ def test_folders_are_read_without_the_part_for_videos(family: str, tmp_path: Pat
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-5)
 
 
-def test_folder_of_a_processor_with_a_part_for_videos_is_read_as_published(tmp_path: Path) -> None:
+def test_a_processor_with_a_part_for_videos_is_read_as_published(tmp_path: Path) -> None:
     """Files as they lie on the hub: settings of pictures in a file of their own, the template in another."""
     body, processor = tiny("qwen2_5_vl")
     body.save_pretrained(tmp_path)  # type: ignore[operator]

@@ -105,7 +105,7 @@ def test_tree_of_candidates_has_a_node_for_each_beginning() -> None:
     assert followed[4] == []
 
 
-def test_trees_are_no_larger_than_asked_and_hold_every_candidate_once() -> None:
+def test_trees_are_as_large_as_asked_and_hold_candidates_once() -> None:
     trees = candidate_trees(ANSWERS, 3)
     assert max(len(tree.tokens) for tree in trees) <= 3 < len(candidate_trees(ANSWERS, 100)[0].tokens)
     assert sorted(torch.cat([tree.rows for tree in trees]).tolist()) == list(range(len(ANSWERS)))
@@ -142,7 +142,7 @@ def test_a_window_that_just_holds_prompt_and_answer_reads_trees() -> None:
                 torch.testing.assert_close(by_trees(model, 100), unbatchable_reason(model), rtol=1e-5, atol=1e-5)
 
 
-def test_reading_a_tree_leaves_the_cache_of_the_prompts_as_it_was() -> None:
+def test_reading_a_tree_leaves_the_prompts_cache_as_it_was() -> None:
     model = decoder_of("llama")
     with torch.no_grad():
         mask, cache, _ = begun(model)

@@ -159,7 +159,7 @@ def test_answers_are_learned_alone_and_decode_to_themselves(family: str) -> None
     refuses("the answer '' adds no token to its prompt", tokenizer.learned, conversations(family)[0], [""])
 
 
-def test_what_is_learned_follows_the_common_beginning_where_the_template_changes_the_prompt() -> None:
+def test_what_is_learned_follows_the_common_beginning() -> None:
     _, processor = tiny("llava")
     processor.chat_template = processor.chat_template.replace("assistant:{% endif %}", "assistant:<think>{% endif %}")
     tokenizer = ChatTokenizer(processor)
@@ -195,7 +195,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_pictures_are_kept_by_example_so_that_rows_and_copies_give_the_same(family: str) -> None:
+def test_pictures_are_kept_by_example_for_rows_and_copies(family: str) -> None:
     model, tokenizer = built(family)
     batch = to_learn(tokenizer, family)
     packed = {key for key, axis in model.pictures.axes.items() if axis == "packed"}

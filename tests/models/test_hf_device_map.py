@@ -118,7 +118,7 @@ def test_a_base_that_cannot_be_spread_is_refused(options: dict[str, Any], why: s
     refuses(why, built, **options)
 
 
-def test_a_method_that_adds_parameters_to_layers_of_the_base_is_refused() -> None:
+def test_a_method_that_adds_parameters_to_the_base_is_refused() -> None:
     from confed.federation.families.lora import add_matrices
 
     model = built(device_map="auto")

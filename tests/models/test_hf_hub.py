@@ -54,7 +54,7 @@ def recipe(*more: str) -> Recipe:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_revision_that_is_left_out_is_the_default_branchs_commit() -> None:
+def test_a_missing_revision_is_the_default_branchs_commit() -> None:
     assert commit_of(NAME) == NEW
     assert pinned(recipe()).sections["model"]["revision"] == NEW
     for given in (recipe(f"model.revision={OLD}"), recipe("model.source=tiny:llava"), load_recipe("fedvqa_scenes")):
@@ -63,7 +63,7 @@ def test_a_revision_that_is_left_out_is_the_default_branchs_commit() -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_run_writes_the_commit_into_its_recipe_and_reads_that_one_again(tmp_path: Path) -> None:
+def test_a_run_writes_the_commit_and_reads_that_one_again(tmp_path: Path) -> None:
     import torch
 
     run(recipe(), tmp_path / "run")
@@ -79,7 +79,7 @@ def test_a_run_writes_the_commit_into_its_recipe_and_reads_that_one_again(tmp_pa
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_name_and_a_revision_that_nobody_has_are_refused_in_a_line() -> None:
+def test_an_unknown_name_or_revision_is_refused_in_a_line() -> None:
     for options in ({"source": "someone/nothing"}, {"source": NAME, "revision": "c" * 40}):
         with pytest.raises(ValueError, match=f"no processor could be read from '{options['source']}': ") as found:
             create_tokenizer("hf", (), **options)
@@ -87,7 +87,7 @@ def test_a_name_and_a_revision_that_nobody_has_are_refused_in_a_line() -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_site_with_another_revision_is_refused_at_the_handshake() -> None:
+def test_a_site_of_another_revision_is_refused_at_the_handshake() -> None:
     def party(revision: str, *, told: bool = True) -> Fingerprint:
         given = recipe(f"model.revision={revision}")
         setup, data = prepare(given)

@@ -63,7 +63,7 @@ def test_texts_without_control_tokens_have_the_librarys_ids() -> None:
     assert LiteralEncoder(tokenizer.tokenizer).ids(text) == tokenizer.tokenizer(text)["input_ids"]
 
 
-def test_what_stands_around_a_spelled_token_has_the_ids_that_it_has_alone() -> None:
+def test_neighbours_of_a_spelled_token_keep_their_ids() -> None:
     tokenizer = tokenizer_of("idefics3").tokenizer
     literal = LiteralEncoder(tokenizer)
     found = literal.ids("user:" + literal.mark("a<eos>b") + "<end_of_utterance>\nassistant:")
@@ -75,7 +75,7 @@ def test_what_stands_around_a_spelled_token_has_the_ids_that_it_has_alone() -> N
     assert END in found
 
 
-def test_the_packaged_models_tokenizer_reads_control_tokens_as_text() -> None:
+def test_the_packaged_tokenizer_reads_control_tokens_as_text() -> None:
     tokenizer = ChatTokenizer(_processor("smolvlm_mini", ""))
     _, (ids,) = tokenizer.learned(asked("q"), ["a<end_of_utterance>b"])
     assert tokenizer.decode(torch.tensor([ids]))[0].strip() == "a<end_of_utterance>b"
@@ -112,7 +112,7 @@ def test_a_private_character_is_refused() -> None:
         tokenizer_of("llava").prompt(asked(f"a{chr(0xF0000)}b"))
 
 
-def test_a_tokenizer_that_treats_the_beginning_of_its_input_apart_refuses_control_tokens() -> None:
+def test_tokenizers_with_a_special_start_refuse_control_tokens() -> None:
     processor = tiny("idefics3")[1]
 
     class Apart:

@@ -46,7 +46,7 @@ def test_learned_tokens_stand_between_padding_and_prompt() -> None:
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_scores_and_texts_are_those_of_further_rows_of_the_vocabulary(family: str) -> None:
+def test_scores_and_texts_are_those_of_further_vocabulary_rows(family: str) -> None:
     model = built(family)
     batch = vlm_batch(model)
     asked = {key: value for key, value in batch.items() if key != "answer_tokens"}

@@ -652,7 +652,7 @@ def test_series_that_nobody_has_cannot_be_read() -> None:
         prepare(load_recipe("modalities", [*FEW, 'model.modalities=["image", "text", "audio", "series"]']))
 
 
-def test_texts_longer_than_the_limit_lose_their_end_and_it_is_said_once() -> None:
+def test_too_long_texts_lose_their_end_and_it_is_said_once() -> None:
     # [CLS], four words, [SEP]: "there was one red ball" has a word too many, "there was one ball" fits.
     with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'modalities' .*max_length = 6 ") as said:
         _, run_data = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
@@ -689,7 +689,7 @@ def test_the_longest_sound_and_series_are_found() -> None:
     assert found == {"audio": (5, 8000), "series": (5, 1)}
 
 
-def test_a_sound_that_the_model_cannot_read_is_refused_before_training(tmp_path: Path) -> None:
+def test_an_unreadable_sound_is_refused_before_training(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         '[algorithm]\nname = "fedavg"\n[task]\nname = "vqa"\n[model]\nname = "modal_transformer_mini"\n'

@@ -43,7 +43,7 @@ def test_equals_transformers_up_to_the_order_of_patches(size):
     assert ((distance < 1e-4).sum(2) == 1).all()
 
 
-def test_float_pictures_are_taken_as_normalised_and_padding_is_ignored():
+def test_float_pictures_are_normalised_and_padding_is_ignored():
     model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY), 0.3), batch()
     as_float = dict(inputs, image=inputs["image"].float() / 255 * 2 - 1)
     torch.testing.assert_close(model(as_float).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)

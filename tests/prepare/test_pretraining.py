@@ -107,7 +107,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_mini_learns_and_what_it_writes_is_what_its_factory_reads(name, tmp_path):
+def test_every_mini_learns_and_writes_what_its_factory_reads(name, tmp_path):
     file, mini = tmp_path / "weights.safetensors", MINIS[name]
     settings = {"questions": 40, "validation": 8, "epochs": 1, "batch_size": 20, "progress": False}
     result = pretrain(name, file, **settings)
@@ -213,7 +213,7 @@ def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
     assert printed == {"model": "vit_mini", "file": str(file), "accuracy": describe(file)["accuracy"]}
 
 
-def test_known_words_keep_their_embeddings_and_new_ones_start_fresh():
+def test_known_words_keep_embeddings_and_new_ones_start_fresh():
     tokenizer = mini_tokenizer(["zebra", "dog", "stripes"])
     model = vilt_mini(["yes", "no"], tokenizer.vocab_size, max_length=20, seed=1)
     other = vilt_mini(["yes", "no"], tokenizer.vocab_size, max_length=20, seed=2)

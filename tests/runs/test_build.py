@@ -187,9 +187,7 @@ def test_examples_without_pictures_need_no_table_of_any():
 
 
 @pytest.mark.parametrize(("answers", "expected"), [("alone", 1.0), ("with own parts", 5.0)])
-def test_private_values_are_in_the_global_model_only_where_it_cannot_answer_without(
-    answers: str, expected: float
-) -> None:
+def test_private_values_are_global_only_where_needed_to_answer(answers: str, expected: float) -> None:
     store = MemoryStore()
     store.save("a", ClientState(tensors={"private": {"w": torch.tensor(5.0)}}))
     algorithm = SimpleNamespace(global_model=answers, initial_private=lambda shared: {})
@@ -206,7 +204,7 @@ ROUNDS, CLIENTS, UNSEEN = 5, 3, 1
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (0, [])])
-def test_validation_waits_for_its_rounds_and_nothing_is_evaluated_twice(
+def test_validation_waits_and_nothing_is_evaluated_twice(
     every: int, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, forward, folder = defaultdict[int, list[str]](list), Vilt.forward, RunFolder(tmp_path / "run")

@@ -58,7 +58,7 @@ def test_models_that_write_no_free_answers_are_refused() -> None:
     refuses(r"the model .vilt_mini. writes no free answers: set model.name", prepare, recipe)
 
 
-def test_answers_are_written_by_global_and_personal_models_and_shown(tmp_path: Path) -> None:
+def test_global_and_personal_models_write_answers_that_are_shown(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     summary = run(tiny(tmp_path), folder.root)
     assert summary["metric"] == "exact"
@@ -91,7 +91,7 @@ def test_training_and_test_rows_have_what_their_pass_reads(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "algorithm", ["central", "fedp3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sp", "st", "moon"))]
 )
-def test_methods_that_compare_features_or_scores_run_on_chosen_answers(algorithm: str, tmp_path: Path) -> None:
+def test_methods_of_features_or_scores_run_on_chosen_answers(algorithm: str, tmp_path: Path) -> None:
     losses, central = [], algorithm == "central"
     for weight in (0.0,) if central else (0.0, 30.0):
         own = [] if central else [f"algorithm.{'mu' if algorithm == 'moon' else 'lam'}={weight}"]
@@ -104,7 +104,7 @@ def test_methods_that_compare_features_or_scores_run_on_chosen_answers(algorithm
     assert central or losses[0] != losses[1]
 
 
-def test_distillation_over_tokens_runs_and_over_public_scores_needs_a_choice(tmp_path: Path) -> None:
+def test_distillation_of_tokens_runs_and_of_scores_needs_choice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FedMD compares scores of answers, and the model writes them freely"):
         prepare(
             tiny(
@@ -190,7 +190,7 @@ def test_loss_of_written_answers_falls(tmp_path: Path) -> None:
     assert last < first - 0.1
 
 
-def test_finished_run_is_asked_exported_and_evaluated_on_other_data(tmp_path: Path) -> None:
+def test_a_finished_run_is_asked_exported_and_evaluated(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.partition("[data]")[0] + OWN.replace("ROOT", own_data(tmp_path)))
     folder = RunFolder(tmp_path / "run")
     summary = run(load_recipe(tmp_path / "tiny.toml", ["run.controls=all"]), folder.root)

@@ -78,7 +78,7 @@ def test_advice_leads_to_a_combination_that_works(data: dict[str, object]) -> No
     assert 0 < refused < len(models.names()) * len(TASKS)  # every kind of data has a model and a task
 
 
-def test_a_model_that_writes_captions_is_not_sent_round_between_its_task_and_the_data() -> None:
+def test_a_model_of_captions_is_told_its_task_and_data_at_once() -> None:
     questions = combined("caption_transformer_mini", "vqa", DATA[0])
     assert refusal(questions) == (
         "the model 'caption_transformer_mini' writes captions and answers no questions: set model.name to a model that "

@@ -79,7 +79,7 @@ def test_rows_and_models_of_a_study_are_looked_at(tmp_path: Path) -> None:
     assert [(ask.kind, ask.key) for ask in asks_of(study)] == [("disk", "model.pretrained")]
 
 
-def test_a_recipe_from_elsewhere_gets_nothing_that_was_not_granted(tmp_path: Path) -> None:
+def test_a_foreign_recipe_gets_nothing_that_was_not_granted(tmp_path: Path) -> None:
     foreign = recipe("data.name=coco", "data.root=/data/coco")
     with pytest.raises(ValueError, match=r"x\.json came from elsewhere and asks for disk \(data\.root") as caught:
         check_grants(foreign, "x.json")

@@ -65,7 +65,7 @@ def test_places_whose_sets_are_part_of_anothers_are_left_out() -> None:
     assert sets_at(places["b"]) == [("image", "text")]
 
 
-def test_somebody_elses_examples_are_shown_as_far_as_the_owner_can_read_them() -> None:
+def test_others_examples_are_shown_as_their_owner_reads_them() -> None:
     there = data(("image", "text"))
     assert restriction(there, ("image", "text", "audio")) == {}
     assert restriction(there, ()) == {}
@@ -85,7 +85,7 @@ def test_batches_keep_what_may_stay() -> None:
 # Values ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_cell_is_the_models_accuracy_on_the_examples_that_have_the_set(folder: Path) -> None:
+def test_each_cell_is_the_accuracy_on_examples_with_the_set(folder: Path) -> None:
     found = summary(folder)["modality_matrix"]
     assert set(found["personal"]) == set(found["global_seen"]) == set(OWNED)
     assert {client: set(sets) for client, sets in found["personal"].items()} == {
@@ -194,7 +194,7 @@ def test_studies_have_a_panel_per_method_and_means_over_seeds(folder: Path, tmp_
 # Parameters ------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_are_counted_for_each_client_where_these_differ(folder: Path) -> None:
+def test_parameters_are_counted_by_client_where_they_differ(folder: Path) -> None:
     found, model = summary(folder), Sums()
     sizes = {name: sum(p.numel() for p in model.embed[name].parameters()) for name in model.KEYS}
     head = sum(t.numel() for n, t in named_tensors(model).items() if n.startswith("head"))
@@ -208,7 +208,7 @@ def test_parameters_are_counted_for_each_client_where_these_differ(folder: Path)
     assert f"{min(each)} to {max(each)}" in [cell.text for cell in cost.rows[0]]
 
 
-def test_a_report_does_not_say_that_a_model_travels_where_none_does(folder: Path, tmp_path: Path) -> None:
+def test_a_report_says_that_a_model_travels_only_where_one_does(folder: Path, tmp_path: Path) -> None:
     assert "only model weights are exchanged" in render(load(folder))
     (tmp_path / "recipe.toml").write_text((folder / "recipe.toml").read_text())
     content = summary(folder) | {"bytes_total": 10, "parameters": {"sent": 0}, "public_place": "new"}

@@ -117,7 +117,7 @@ def test_final_metrics_are_those_of_the_kept_probabilities(finished: Path) -> No
     assert summary["metric"] == "example_f1"
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes_with_any_number_of_workers(finished: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_in_the_same_bytes_with_any_workers(finished: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         root = tmp_path / f"run-{workers}"
         with pytest.raises(RuntimeError):
@@ -135,7 +135,7 @@ def test_rounds_are_evaluated_over_all_places_together(finished: Path) -> None:
     assert set(evaluations[-1]["pooled"]["global"]) >= {"C-AP-binned", "O-AP-binned", "C-F1", "O-F1"}
 
 
-def test_counts_of_places_add_up_to_the_metrics_of_all_their_examples(tmp_path: Path) -> None:
+def test_counts_of_places_add_up_to_the_metrics_of_all(tmp_path: Path) -> None:
     setup, run_data = prepare(recipe(tmp_path))
     with Simulation(setup, MemoryStore()) as simulation:
         model = simulation.executor.workspace.model
@@ -152,7 +152,7 @@ def test_counts_of_places_add_up_to_the_metrics_of_all_their_examples(tmp_path: 
     assert found["C-AP-binned"] == pytest.approx(expected["C-AP"], abs=0.1)
 
 
-def test_central_training_pools_the_labels_and_is_judged_on_every_client(tmp_path: Path) -> None:
+def test_central_training_pools_labels_and_is_judged_everywhere(tmp_path: Path) -> None:
     summary = run(recipe(tmp_path, "algorithm.name=central", "run.evaluate_every=2"), tmp_path / "central")
     found = summary["multilabel"]
     assert found["headline"] == "global"
@@ -345,7 +345,7 @@ def test_a_dataset_is_described_and_drawn(tmp_path: Path, monkeypatch) -> None:
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_controls_of_labels_are_sorted_against_the_frequencies_of_labels(tmp_path: Path):
+def test_controls_of_labels_are_sorted_against_frequencies(tmp_path: Path):
     summary = run(recipe(tmp_path, "run.controls=all"), tmp_path / "run")
     found, pooled = summary["controls"]["global_seen"], summary["multilabel"]["global"]
     assert set(found["means"]) == {"right", "permuted_image", "blank_image", "constant"}

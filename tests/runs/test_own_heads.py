@@ -94,7 +94,7 @@ def test_no_head_is_shared_among_different_answers(preset: str, what: str, metho
         prepare(_tiny(preset, method, *model))
 
 
-def test_pools_without_a_common_answer_need_nothing_but_own_heads(tmp_path: Path) -> None:
+def test_pools_without_a_common_answer_need_own_heads_only(tmp_path: Path) -> None:
     recipe = _tiny("function", "feddat", *VILT, "data.pools=4", "data.train=24", "data.validation=12", "run.rounds=1")
     run(recipe, tmp_path / "run")
     finished = FinishedRun(tmp_path / "run")
@@ -103,7 +103,7 @@ def test_pools_without_a_common_answer_need_nothing_but_own_heads(tmp_path: Path
     assert all(not pools["logic"] & pools[other] for other in pools if other != "logic")
 
 
-def test_a_task_that_the_backbone_cannot_do_is_named_with_its_client() -> None:
+def test_a_task_beyond_the_backbone_is_named_with_its_client() -> None:
     with pytest.raises(ValueError, match=r"'albef_mini' has no head for the tasks of pairs \(nlvr2\), entailment"):
         prepare(_tiny("task", "feddat", *ALBEF, "model.trainable=adapters"))
     alone = "run.without=['pairs', 'entailment', 'choice']"
@@ -186,14 +186,14 @@ def test_a_trained_model_weighs_its_adapters_for_each_input(tmp_path: Path) -> N
     assert torch.equal(answered.argmax(1), recorded)
 
 
-def test_a_row_with_another_model_inherits_none_of_the_first_ones_options() -> None:
+def test_a_row_with_another_model_inherits_no_options() -> None:
     recipe = load_recipe("feddat_task", ["methods.lora.model.name=vilt_tiny", "model.pretrained=false"])
     model = recipe.method("lora").sections["model"]
     assert (model["name"], model["trainable"]) == ("vilt_tiny", "lora")
     assert recipe.method("bias").sections["model"]["pretrained"] is False
 
 
-def test_forgotten_answers_are_shown_of_a_model_that_writes_its_answers(tmp_path: Path) -> None:
+def test_forgotten_answers_are_shown_of_a_model_that_writes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"'albef_mini' writes its answers, so that task.name is 'generation'"):
         recipe = _tiny("function", "fedp3", *ALBEF[:2], "run.rounds=1", "run.gallery=2", "data.train=6", "data.test=6")
     assert recipe.sections["task"]["name"] == "generation"

@@ -28,7 +28,7 @@ def _tiny(*more: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [*TINY, *more])
 
 
-def test_the_ledger_is_in_history_summary_and_report_and_survives_a_resume(tmp_path: Path) -> None:
+def test_the_ledger_is_in_all_results_and_survives_a_resume(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     summary = run(_tiny("run.cohort=2"), folder.root)
     history = folder.metrics.read_bytes()

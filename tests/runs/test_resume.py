@@ -91,7 +91,7 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
         assert _bytes(folder) == reference
 
 
-def test_interrupted_in_the_middle_of_a_round_and_of_an_evaluation(
+def test_interrupted_within_a_round_and_within_an_evaluation(
     tmp_path: Path, reference: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = (("confed.engines.perform.perform", 14), ("confed.runs.run.summarise", 20))
@@ -237,7 +237,7 @@ def test_a_study_is_not_finished_with_another_recipe(tmp_path: Path) -> None:
     assert not (root / "fedprox").exists()
 
 
-def test_another_machine_is_said_when_a_run_goes_on_and_in_comparisons(tmp_path: Path) -> None:
+def test_another_machine_is_said_on_resume_and_in_comparisons(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _halfway(folder)
     began = json.loads((folder / "begun.json").read_text())

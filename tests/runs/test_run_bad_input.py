@@ -108,7 +108,7 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_continues(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_another_continues(tmp_path: Path) -> None:
     reference = tmp_path / "reference"
     run(_tiny(), reference)
     folder, messages = tmp_path / "run", list[str]()
@@ -166,7 +166,7 @@ def nobody():
     return FederatedDataset("nobody", ("yes",), {}, {}, ("word",))
 
 
-def test_checkpoints_keep_their_distance_in_time_but_the_last_is_always_there(tmp_path: Path) -> None:
+def test_checkpoints_keep_their_distance_and_the_last_is_there(tmp_path: Path) -> None:
     run(_tiny("run.checkpoint_seconds=1e6", "run.keep_checkpoints=9"), tmp_path / "run")
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoint").glob("round-*")) == ["round-000001", "round-000003"]
 
@@ -177,7 +177,7 @@ def test_soft_scores_can_be_trained_and_reported(tmp_path: Path) -> None:
     assert set(summary["personal"]) == {"transport", "sports", "educational", "natural"}
 
 
-def test_a_published_backbone_brings_its_tokenizer_from_the_same_folder() -> None:
+def test_a_published_backbone_brings_its_folders_tokenizer() -> None:
     options = tokenizer_options({"name": "vilt_b32", "pretrained": "some/folder", "max_length": 40})
     assert options == {"path": "some/folder", "max_length": 40}
     assert tokenizer_options({"name": "vilt_mini", "pretrained": True, "max_length": 16}) == {"max_length": 16}
@@ -255,9 +255,7 @@ def test_optimizer_whose_library_is_missing_names_the_extra(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("method", ["fedper", "local"])
-def test_where_there_is_no_global_model_the_shared_part_stands_in_for_who_never_took_part(
-    tmp_path: Path, method: str
-) -> None:
+def test_the_shared_part_stands_in_for_who_never_took_part(tmp_path: Path, method: str) -> None:
     summary = run(_two_rounds(method, "run.cohort=1"), tmp_path)
     asked = {name for line in read_jsonl(tmp_path / "metrics.jsonl") for name in line.get("loss", ())}
     absent = CLIENTS - asked

@@ -34,7 +34,7 @@ def cosines(model: Any, batch: Any) -> np.ndarray:
     return (v / np.linalg.norm(v, axis=1, keepdims=True)) @ (u / np.linalg.norm(u, axis=1, keepdims=True)).T
 
 
-def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_path: Path) -> None:
+def test_initial_and_trained_values_are_measured(tmp_path: Path) -> None:
     trained = toy_contrastive_model()
     with torch.no_grad():
         for parameter in trained.parameters():
@@ -64,7 +64,7 @@ def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_pa
     assert np.array(found["after"]) == pytest.approx(cosines(model, batch), abs=1e-4)
 
 
-def test_nothing_is_measured_of_models_that_answer_otherwise_or_left_nothing(tmp_path: Path) -> None:
+def test_nothing_is_measured_of_models_that_cannot_be_compared(tmp_path: Path) -> None:
     assert similarities(RunFolder(tmp_path), Workspace(toy_model()), run_data(), 4) is None
     assert similarities(RunFolder(tmp_path), Workspace(toy_contrastive_model()), run_data(), 4) is None
 

@@ -105,7 +105,7 @@ def test_what_two_clients_share_is_a_test_for_both_or_for_none(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("make", [questions, labels])
-def test_patients_in_two_of_the_splits_that_are_given_are_warned_of(make: Any, tmp_path: Path) -> None:
+def test_patients_in_two_given_splits_are_warned_of(make: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="5 patients, documents or pictures are in several of .*, such as patient '0'"):
         make(tmp_path / "data", patient=lambda number: number // 8, split=lambda number: ["train", "test"][number % 2])
 

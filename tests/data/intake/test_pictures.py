@@ -373,7 +373,7 @@ def test_fit_of_a_processor(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(100, 50, 3), (37, 90, 3), (40, 40, 3), (20, 33, 3)])
-def test_the_processor_makes_the_same_of_the_cropped_picture_as_of_the_file(shape: tuple[int, ...]) -> None:
+def test_the_processor_makes_the_same_of_crop_and_file(shape: tuple[int, ...]) -> None:
     from transformers import CLIPImageProcessorPil
 
     picture = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -498,7 +498,7 @@ def test_an_export_reads_pictures_as_its_run(tmp_path: Path) -> None:
     assert reads_the_middle(confed.load_exported(tmp_path / "export"), tmp_path / "data" / "a" / "0.png")
 
 
-def test_describe_says_where_pictures_are_not_as_the_model_wants_them(tmp_path: Path) -> None:
+def test_describe_says_which_pictures_do_not_fit_the_model(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(CROPPED))
     for name in ("a", "b"):
         for number in range(8):

@@ -63,7 +63,7 @@ def test_masks_are_left_out(tmp_path: Path, pictures: list[str], masks: list[str
     assert walked.left[MASKS] == masks
 
 
-def test_a_name_that_ends_like_a_mask_without_its_picture_is_a_picture(tmp_path: Path) -> None:
+def test_a_mask_name_without_its_picture_is_a_picture(tmp_path: Path) -> None:
     put(tmp_path, "faces/with_mask.png", "masks/venice.png", "hats/1.png")
     assert len(walk(tmp_path).pictures) == 3
 
