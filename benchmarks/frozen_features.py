@@ -25,7 +25,7 @@ from confed.engines.executor import InProcess
 from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import peak_memory
 from confed.federation import feature_store as states
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tally, evaluate
 from confed.federation.frozen_features import FeatureCounts, FeatureSettings
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
@@ -147,7 +147,7 @@ def plain_rounds(model: nn.Module, tables: list[Table], held_out: list[Table]) -
     task = VQA(ANSWERS)
 
     def evaluated(number: int) -> None:
-        evaluate(model, task, held_out[number].batches(LOCAL.eval_batch_size))
+        evaluate(model, Tally(task), held_out[number].batches(LOCAL.eval_batch_size))
 
     result = plain_fedavg(
         model, tables, ROUNDS, LOCAL, list(range(len(tables))), after_client=evaluated,

@@ -66,8 +66,8 @@ class Inline:
 
 def test_a_spawned_worker_that_cannot_make_the_setup_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Inline))
-    for name in ("_ignore_signals", "keep_freed_memory"):
-        monkeypatch.setattr(workers, name, lambda: None)
+    monkeypatch.setattr(workers.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(workers, "keep_freed_memory", lambda: None)
     setup = source("fedavg").setup()
     why = "could not prepare the run: FileNotFoundError: no folder /data/pic"
     made = Workers(setup, 1, start="spawn", source=SetupSource("setup_sources:broken"))

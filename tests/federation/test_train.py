@@ -16,7 +16,7 @@ from confed.engines.local import Simulation, Workspace
 from confed.federation.actions import among_offered
 from confed.federation.batches import MIRRORED, training_batches
 from confed.federation.client import Client
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tally, evaluate
 from confed.federation.families.split import _batches
 from confed.federation.local import Local, Schedule, make_optimizer
 from confed.federation.params import Scope
@@ -481,9 +481,8 @@ def test_loss_and_accuracy_are_those_among_offered_classes() -> None:
 
 
 def test_recorded_answers_are_offered_ones() -> None:
-    scores: list[tuple[torch.Tensor, torch.Tensor]] = []
-    evaluate(Fixed(), VQA(3), [BATCH], scores=scores)
-    assert scores[0][1].tolist() == [2, 2]
+    tally = evaluate(Fixed(), Tally(VQA(3), each=True), [BATCH])
+    assert tally.scores[0][1].tolist() == [2, 2]
 
 
 def test_batches_without_the_column_are_unchanged() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from confed.datasets.scene_classes import RESERVED
 from confed.engines.local import Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tally, evaluate
 from confed.federation.families.prompts import CONTEXT
 from confed.federation.local import Local
 from confed.federation.params import named_tensors
@@ -307,13 +307,13 @@ def test_answers_are_computed_once_for_the_same_values(monkeypatch: pytest.Monke
     compute = AnswerProjection.all_answers
     monkeypatch.setattr(AnswerProjection, "all_answers", lambda self: calls.append(1) or compute(self))
     model, task = toy_contrastive_model().eval(), toy_contrastive_task()
-    evaluate(model, task, [toy_batch(seed=i) for i in range(4)])
+    evaluate(model, Tally(task), [toy_batch(seed=i) for i in range(4)])
     assert len(calls) == 1
     model.train()
     model(toy_batch())
     assert len(calls) == 1
     change_in_place(model)
-    evaluate(model, task, [toy_batch(seed=i) for i in range(4)])
+    evaluate(model, Tally(task), [toy_batch(seed=i) for i in range(4)])
     assert len(calls) == 2
 
 

@@ -27,7 +27,7 @@ from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.deployment.site import open_site
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoints, CorruptCheckpoint
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tally, evaluate
 from confed.federation.local import Local, Schedule
 from confed.metrics.scores import summarise
 from confed.models.hub_names import hub_name
@@ -272,7 +272,7 @@ def test_the_shared_part_stands_in_for_who_never_took_part(tmp_path: Path, metho
         fill(workspace, held)
         own = load_file(tmp_path / f"models/personal/{name}/trained.safetensors")
         assert all(torch.equal(workspace.tensors[n], t) for n, t in own.items())
-        tally = evaluate(workspace.model, setup.task, run_data.clients[name].test(50))
+        tally = evaluate(workspace.model, Tally(setup.task), run_data.clients[name].test(50)).tallies
         assert summary["personal"][name] == pytest.approx(summarise(tally)["accuracy"])
 
 

@@ -16,11 +16,10 @@ Lee, "Multimodal prompting with missing modalities for visual recognition", CVPR
 prompts, one per set of missing modalities).
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +28,11 @@ from confed.federation.algorithm import Algorithm, Protection, action, keeps_pro
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.slots import Slots, head_name, represented
+from confed.federation.families.slots import FUSION, Slots, insert, represented
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of, owned
 from confed.federation.params import Mean, Params, Scope, named_tensors
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Task
 from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
@@ -42,7 +41,6 @@ from confed.federation.traits import Traits
 
 Kind = Literal["zero", "mean", "token"]
 
-FUSION = "fusion"  # the module beside the backbone
 MEANS, TOKENS = f"{FUSION}.means.", f"{FUSION}.tokens."
 READ = "read/"  # what the names of the numbers of examples begin with for which a client read each token
 
@@ -81,9 +79,7 @@ class ModalityFill(Algorithm):
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Insertion of the fusion, with stand-ins, between backbone and head."""
         slots = modalities_of(named_tensors(model))
-        model.add_module(FUSION, _Fusion(slots, feature_width(model, "Fill-in"), self.kind, rng))
-        # a partial object refers to the copy where the model is copied.
-        model.forward = functools.partial(_answer, model)
+        insert(model, _Fusion(slots, feature_width(model, "Fill-in"), self.kind, rng))
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates, unless zeros stand in: means would travel without it, tokens have weights."""
@@ -132,7 +128,7 @@ class ModalityFill(Algorithm):
     def fit(self, client: Client, message: Message) -> Message:
         """Local training; the reply has the weights and the statistics of stand-ins."""
         client.load(message.tensors)
-        slots, read = _fusion(client.model).slots, Counter[str]()
+        slots, read = modalities_of(client.tensors), Counter[str]()
         loss = train(client, _counting(client, slots, read))
         client.remember()
         shared = client.values(Scope.SHARED)
@@ -168,7 +164,7 @@ def _means(client: Client, likes: Params) -> dict[str, Tensor]:
     client.model.eval()
     with torch.no_grad():
         for batch in client.data.train(client.local.eval_batch_size, client.rng("means")) if likes else ():
-            for name, r in represented(client.model, to_device(batch, device), _fusion(client.model).slots).items():
+            for name, r in represented(client.model, to_device(batch, device), modalities_of(client.tensors)).items():
                 if MEANS + name in sums:
                     sums[MEANS + name] += r.double().sum(dim=0).cpu()
                     counts[MEANS + name] += len(r)
@@ -183,34 +179,17 @@ class _Fusion(Slots):
 
     def __init__(self, slots: Sequence[str], width: int, kind: Kind, rng: torch.Generator) -> None:
         super().__init__(slots, width, rng)
-        self.width = width
         # Means are parameters, because models freeze their buffers.
         self.means = nn.ParameterDict({name: torch.zeros(width) for name in (slots if kind == "mean" else ())})
         self.tokens = nn.ParameterDict(
             {name: torch.randn(width, generator=rng) for name in (slots if kind == "token" else ())}
         )
 
-    def stand_in(self, name: str) -> Tensor:
-        """Stand-in for a missing modality, (D,)."""
-        if name in self.tokens:
-            return cast(Tensor, self.tokens[name])
-        if name in self.means:
-            return cast(Tensor, self.means[name]).detach()
-        return self.dense.weight.new_zeros(self.width)
-
-    def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Fused representation z, (B, D)."""
+    def stand_in(self, name: str, seen: Mapping[str, Tensor], labels: Tensor | None) -> Tensor:
+        """Stand-in for a missing modality, (B, D)."""
         like = next(iter(seen.values()))
-        gaps = {name: self.stand_in(name).to(like.dtype).expand_as(like) for name in self.slots if name not in seen}
-        return self.fused({**gaps, **seen})
-
-
-def _answer(model: nn.Module, batch: Batch) -> Output:
-    """The model's pass, with stand-ins in the slots of what a batch lacks."""
-    fusion = _fusion(model)
-    features: Tensor = fusion(represented(model, batch, fusion.slots))
-    return Output(model.get_submodule(head_name(model))(features), features)
-
-
-def _fusion(model: nn.Module) -> _Fusion:
-    return cast(_Fusion, model.get_submodule(FUSION))
+        if name in self.tokens:
+            return self.tokens[name].to(like.dtype).expand_as(like)
+        return (
+            self.means[name].detach().to(like.dtype).expand_as(like) if name in self.means else torch.zeros_like(like)
+        )

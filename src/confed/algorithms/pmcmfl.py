@@ -24,10 +24,9 @@ Resolutions, ours:
 - In round 1, before there are prototypes, missing slots hold zeros (random numbers there), and there is no contrast.
 """
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Self, cast
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +35,11 @@ from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.batches import to_device
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.slots import Slots, head_name, represented
+from confed.federation.families.slots import FUSION, Slots, fused, head_name, insert
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
-from confed.federation.protocols import Batch, Output, Task, single_label
+from confed.federation.protocols import Batch, Task, single_label
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
@@ -50,7 +49,7 @@ from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 
 NEED = "PmcmFL has a prototype per class"
 
-FUSION, FUSED = "fusion", "fused"  # the module beside the backbone, and the name of z among the representations
+FUSED = "fused"  # the name of z among the representations
 PROTOTYPES = f"{FUSION}.prototypes."
 MEANS, COUNTS = "class_mean/", "class_count/"
 """What the names of a client's prototypes, and of its examples per class, begin with in a message."""
@@ -94,9 +93,7 @@ class PmcmFL(Algorithm):
         head = model.get_submodule(head_name(model))
         answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
         slots = modalities_of(named_tensors(model))
-        model.add_module(FUSION, _Fusion(slots, feature_width(model, "PmcmFL"), answers, self.temperature, rng))
-        # a partial object refers to the copy where the model is copied.
-        model.forward = functools.partial(_answer, model)
+        insert(model, _Fusion(slots, feature_width(model, "PmcmFL"), answers, self.temperature, rng))
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: prototypes would travel without it."""
@@ -146,13 +143,13 @@ class PmcmFL(Algorithm):
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             labels = task.labels(batch)
-            seen, output = _fused(model, batch, labels)
+            seen, output = fused(model, batch, labels)
             loss = client.task.loss(output, batch)
             representations = {FUSED: (output.features, self.fusion_weight)}
             representations |= {name: (r, self.modality_weight) for name, r in seen.items()}
             for name, (representation, weight) in representations.items():
                 if weight:
-                    prototypes = _fusion(model).prototypes[name]
+                    prototypes = model.get_parameter(PROTOTYPES + name)
                     loss = loss + weight * prototype_contrast(representation, prototypes, labels, self.temperature)
             yield loss
 
@@ -179,7 +176,7 @@ class PmcmFL(Algorithm):
             for cpu_batch in client.data.train(client.local.eval_batch_size, client.rng("prototypes")):
                 batch = to_device(cpu_batch, device)
                 labels = task.labels(batch)
-                seen, output = _fused(client.model, batch, labels)
+                seen, output = fused(client.model, batch, labels)
                 for name, representation in {**seen, FUSED: output.features}.items():
                     total, count = class_sums(representation, labels, len(sums[name]))
                     sums[name] += total.cpu()
@@ -212,28 +209,6 @@ class _Fusion(Slots):
             return prototypes[labels]
         q = [likeness(r, self.prototypes[other].detach(), self.temperature) for other, r in seen.items()]
         return (torch.stack(q).mean(dim=0) @ prototypes.float()).to(prototypes.dtype)
-
-    def forward(self, seen: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
-        """Fused representation z, (B, D)."""
-        filled = {name: seen[name] if name in seen else self.stand_in(name, seen, labels) for name in self.slots}
-        return self.fused(filled)
-
-
-def _fused(model: nn.Module, batch: Batch, labels: Tensor | None) -> tuple[dict[str, Tensor], Output]:
-    """The representations of the modalities that are there, each (B, D), and scores with z as features."""
-    fusion = _fusion(model)
-    seen = represented(model, batch, fusion.slots)
-    features: Tensor = fusion(seen, labels)
-    return seen, Output(model.get_submodule(head_name(model))(features), features)
-
-
-def _answer(model: nn.Module, batch: Batch) -> Output:
-    """Forward pass without known classes."""
-    return _fused(model, batch, None)[1]
-
-
-def _fusion(model: nn.Module) -> _Fusion:
-    return cast(_Fusion, model.get_submodule(FUSION))
 
 
 def _reported(client: ClientInfo, tensors: Iterable[str]) -> list[str]:

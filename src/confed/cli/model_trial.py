@@ -18,7 +18,7 @@ from huggingface_hub import try_to_load_from_cache
 from confed.engines.executor import attach
 from confed.engines.perform import Workspace
 from confed.federation.batches import rows
-from confed.federation.evaluate import evaluate
+from confed.federation.evaluate import Tally, evaluate
 from confed.federation.local import make_optimizer
 from confed.federation.protocols import Counting
 from confed.federation.specs import task_spec
@@ -136,12 +136,12 @@ def measure(name: str, recipe: Recipe, seconds: float) -> Tried | None:
             if judged >= JUDGED or (judged >= LEAST and time.monotonic() - began > seconds):
                 return
 
-    counts: dict[str, torch.Tensor] = {}
-    total, weight = evaluate(model, setup.task, judged_in_time(), counts=counts)[setup.task.metric]
+    tally = evaluate(model, Tally(setup.task), judged_in_time())
+    total, weight = tally.tallies[setup.task.metric]
     metric, score = setup.task.metric, total / weight
     if isinstance(setup.task, Counting):  # of labels, which are rare, a threshold says little after so short a training
         metric = task_spec(setup.task).score
-        score = setup.task.values(counts)[metric]
+        score = setup.task.values(tally.counts)[metric]
     return Tried(name, metric, score, trained, judged, time.monotonic() - began)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from confed.engines.participation import Participation, Population
+from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.compression import Compression
@@ -198,21 +199,13 @@ class Arrivals:
 class BufferedRound:
     """One asynchronous round: an exchange in which clients began with earlier models."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        arrivals: UpdateSource,
-        population: Population,
-        server: ServerState,
-        round: int,
-        rounds: int,
-    ) -> None:
+    def __init__(self, setup: Setup, arrivals: UpdateSource, server: ServerState, round: int) -> None:
         self.server, self._earlier = without_earlier(server)  # its state as the method knows it
-        self._algorithm, self._settings = algorithm, arrivals.settings
+        self._algorithm, self._settings = setup.algorithm, arrivals.settings
         # client -> number of rounds since the model that it began with
-        self.staleness = {population.info(a.client).id: round - a.version for a in arrivals[round]}
+        self.staleness = {setup.population.info(a.client).id: round - a.version for a in arrivals[round]}
         self._round = round
-        self._needed = arrivals.needed(round + 1) if round + 1 < rounds else frozenset[int]()
+        self._needed = arrivals.needed(round + 1) if round + 1 < setup.rounds else frozenset[int]()
 
     def exchange(self, plain: Exchange) -> Exchange:
         """An engine's exchange, with what clients were asked for when they began."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.usage import Timeline
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message, Reply
-from confed.federation.state import ClientState, Store
+from confed.federation.state import MemoryStore, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
 
 T = TypeVar("T")
@@ -116,19 +116,10 @@ class Dispatcher(ABC):
 
 def call_head(call: Call, round: int) -> bytes:
     """Everything of a call but its message, as JSON."""
-    expects = call.expects
-    head = {
-        "session": call.session,
-        "id": call.client.id,
-        "num_examples": call.client.num_examples,
-        "modalities": call.client.modalities,
-        "head": call.client.head,
-        "action": call.action,
-        "round": round,
-        "expects": None
-        if expects is None
-        else {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in expects.items()},
-    }
+    head: dict[str, Any] = {"client": asdict(call.client), "action": call.action, "round": round}
+    head |= {"session": call.session, "expects": None}
+    if call.expects is not None:
+        head["expects"] = {n: [str(t.dtype).removeprefix("torch."), t.shape] for n, t in call.expects.items()}
     return json.dumps(head).encode()
 
 
@@ -136,7 +127,7 @@ def answer_bytes(
     setup: Setup, workspace: Workspace, head: bytes, message: bytes, state: bytes
 ) -> tuple[bytes, bytes, bytes]:
     told: dict[str, Any] = json.loads(head)
-    info = ClientInfo(told["id"], told["num_examples"], tuple(told["modalities"]), told["head"])
+    info = ClientInfo(**{**told["client"], "modalities": tuple(told["client"]["modalities"])})
     expects = None
     if told["expects"] is not None:
         # Only names, shapes and dtypes are compared, so tensors without memory do.
@@ -144,27 +135,22 @@ def answer_bytes(
             name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
             for name, (dtype, shape) in told["expects"].items()
         }
-    store, began = _OneState(decode_state(state)), time.perf_counter()
+    store, began = MemoryStore(), time.perf_counter()
+    store.states[info.id] = before = decode_state(state)
     call = Call(info, told["action"], decode(message), expects, told["session"])
     reply = answer(setup, workspace, call, store, told["round"])
-    span = (began, time.perf_counter())
-    back = json.dumps({"error": reply.error, "saved": store.saved, "span": span}).encode()
-    return back, encode(reply.message), encode_state(store.load(info.id)) if store.saved else b""
+    span = (began, time.perf_counter())  # of the work, in readings of this process's clock
+    after = store.states[info.id]
+    back = json.dumps({"error": reply.error, "span": span}).encode()
+    return back, encode(reply.message), b"" if after is before else encode_state(after)
 
 
-@dataclass(frozen=True)
-class Answer:
-    reply: Reply
-    span: tuple[float, float]  # start and end of the work, in readings of the clock of the process that did it
-
-
-def read_answer(call: Call, parts: Sequence[bytes], store: Store) -> Answer:
+def read_answer(call: Call, parts: Sequence[bytes], store: Store) -> Reply:
     """A reply from its bytes; the client's new state, if it has one, is saved."""
-    head = json.loads(parts[0])
-    if head["saved"]:
+    if parts[2]:
         store.save(call.client.id, decode_state(parts[2]))
     message = decode(parts[1]) if parts[1] else Message()
-    return Answer(Reply(call.client, message, head["error"]), (head["span"][0], head["span"][1]))
+    return Reply(call.client, message, json.loads(parts[0])["error"])
 
 
 class Encoded(Generic[T]):
@@ -289,19 +275,3 @@ class ProcessExecutor(Dispatcher, Generic[T]):
 
     def _drop(self, batch: ProcessBatch[T]) -> None:
         """Removes replies that nobody takes."""
-
-
-class _OneState:
-    """The state of the one client at hand, and whether it was saved; see :class:`Store`."""
-
-    def __init__(self, state: ClientState) -> None:
-        self._state, self.saved = state, False
-
-    def begin(self, version: int) -> None:
-        """The asking process's store counts versions."""
-
-    def load(self, client_id: str) -> ClientState:
-        return self._state.copy()
-
-    def save(self, client_id: str, state: ClientState) -> None:
-        self._state, self.saved = state, True

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
@@ -28,7 +28,7 @@ from confed.federation.protocols import Task
 from confed.federation.randomness import derive, isolated, refuse_random_numbers
 from confed.federation.stacked import DROPOUTS, evaluate_stacked, replies_together, stacked_tensors
 from confed.federation.stacked_passes import StackedPasses
-from confed.federation.stages import Staged, frozen_stages, staged_part
+from confed.federation.stages import frozen_stages, staged_part
 from confed.federation.state import ClientState, Store
 from confed.federation.train import compares_examples
 from confed.system.packages import version
@@ -43,36 +43,23 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
         return FeatureCounts(reason="run.features.keep is 'off'")
     if setup.compile:
         return FeatureCounts(reason="run.compile is true: a compiled pass has no stages")
-
-    def files(features: FrozenFeatures) -> FeatureFiles | None:
-        if settings.folder is None:
-            return None
-        staged = staged_part(workspace.model)
-        assert staged is not None
-        address = _address(staged[1], features.cut)
-        if not address:
+    features = attach(workspace.model, workspace.frozen, settings.memory // processes, settings.tolerance)
+    if isinstance(features, str):
+        return FeatureCounts(reason=features)
+    if settings.folder is not None:
+        if address := _address(workspace.model, features.cut):
+            features.store.files = FeatureFiles(settings.folder / address, settings.disk, features.note)
+        else:
             features.note("a part of the model has no source file, so that features are kept for this run alone")
-            return None
-        return FeatureFiles(settings.folder / address, settings.disk, features.note)
-
-    features = attach(
-        workspace.model, workspace.frozen, settings.memory // processes, files, tolerance=settings.tolerance
-    )
-    return features if isinstance(features, FrozenFeatures) else FeatureCounts(reason=features)
+    return features
 
 
-def attach(
-    model: nn.Module,
-    frozen: frozenset[str],
-    memory: int,
-    files: Callable[[FrozenFeatures], FeatureFiles | None] = lambda _: None,
-    tolerance: float = 0.0,
-) -> FrozenFeatures | str:
+def attach(model: nn.Module, frozen: frozenset[str], memory: int, tolerance: float = 0.0) -> FrozenFeatures | str:
     """Keeps what a model's frozen stages make from now on, or says why that is not done."""
-    frozen_stages_and_cut = frozen_part(model, frozen)
-    if frozen_stages_and_cut is None:
+    stages_and_cut = frozen_part(model, frozen)
+    if stages_and_cut is None:
         return f"{type(model).__name__} does not say which stages its pass has"
-    stages, cut = frozen_stages_and_cut
+    stages, cut = stages_and_cut
     if not cut:
         return f"the first stage ({stages.stages[0].name}) is trained"
     held = [tensor for _, _, tensor in tensors_before(stages, cut)]
@@ -80,10 +67,8 @@ def attach(
         return "no layer is frozen before what is trained"
     if any(tensor.device.type != "cpu" for tensor in held):
         return "only on a processor are features kept"
-    features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
-    features.store.files = files(features)
-    stages.frozen_features = features
-    return features
+    stages.frozen_features = FrozenFeatures(stages, cut, FeatureStore(memory), tolerance=tolerance)
+    return stages.frozen_features
 
 
 def frozen_part(model: nn.Module, frozen: Collection[str]) -> tuple[Any, int] | None:
@@ -132,9 +117,11 @@ class _Configuration(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def _address(model: Staged, cut: int) -> str:
+def _address(whole: nn.Module, cut: int) -> str:
     """Digest of all that decides what the first stages of a model make of an example; "" where that is not known."""
-    assert isinstance(model, nn.Module)
+    staged = staged_part(whole)
+    assert staged is not None
+    model: Any = staged[1]
     files = {getattr(sys.modules.get(type(module).__module__), "__file__", None) for module in model.modules()}
     sources = [file for file in files if file is not None]
     if len(sources) < len(files):
@@ -202,104 +189,6 @@ def added_up(counts: Iterable[DeviceCounts]) -> DeviceCounts:
 
 
 FEW = "fewer than two have a model of their own"  # no reason for a note: there is nothing to stack
-
-
-def answer_together(
-    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int, passes: StackedPasses
-) -> list[Reply] | str:
-    """Replies of several clients that are trained, or whose own models are evaluated, at once."""
-    action = calls[0].action
-    together = _fit if action == "fit" else _evaluate
-    before = [store.load(call.client.id) for call in calls]
-    after = [state.copy() for state in before]
-    try:
-        with isolated(derive(setup.seed, round, calls[0].client.id, action)):
-            messages = together(setup, workspace, calls, after, round, passes)
-    except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if isinstance(messages, str):
-        return messages
-    return [
-        accepted(setup, call, message, old, new, store, round)
-        for call, message, old, new in zip(calls, messages, before, after, strict=True)
-    ]
-
-
-def _alike(
-    setup: Setup, workspace: Workspace, calls: Sequence[Call], states: Sequence[ClientState], round: int
-) -> list[Client] | str:
-    """Clients that a stacked pass can answer for, or why there is none."""
-    task = setup.task_of(calls[0].client.id)
-    if any(setup.task_of(call.client.id) is not task for call in calls):
-        return "clients have tasks of their own"
-    workspace.set_task(task)
-    clients: list[Client] = []
-    for call, state in zip(calls, states, strict=True):
-        clients.append(client_of(setup, workspace, call, state, round, Session() if call.action == "fit" else None))
-    if any(client.scopes is not clients[0].scopes for client in clients):
-        return "clients have tensors of their own"
-    return clients
-
-
-def _evaluate(
-    setup: Setup,
-    workspace: Workspace,
-    calls: Sequence[Call],
-    states: Sequence[ClientState],
-    round: int,
-    passes: StackedPasses,
-) -> list[Message] | str:
-    """The global model is evaluated client by client: it is one model, and its batches are large already."""
-    if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
-        return reason
-    wants_personal = [call.message.scalars.get("personal", True) for call in calls]
-    with_personal = [i for i, state in enumerate(states) if wants_personal[i] and "personal" in state.tensors]
-    if len(with_personal) < 2:
-        return FEW
-    clients = _alike(setup, workspace, [calls[i] for i in with_personal], [states[i] for i in with_personal], round)
-    if isinstance(clients, str):
-        return clients
-    task = clients[0].task
-    batches, limit = zip(
-        *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
-    )
-    stack = stacked_tensors(clients, workspace.model)
-    for client in clients:
-        client.load_personal()
-    workspace.model.eval()
-    examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
-    with refuse_random_numbers():
-        personal = dict(zip(with_personal, evaluate_stacked(stack, examples, task, passes, limit[0]), strict=True))
-    replies: list[Message] = []
-    for i, (call, state) in enumerate(zip(calls, states, strict=True)):
-        workspace.set_task(setup.task_of(call.client.id))
-        alone = Message(call.message.tensors, {**call.message.scalars, "personal": False})
-        shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
-        mine = evaluated({"personal": personal[i]} if i in personal else {})
-        replies.append(Message({**shared.tensors, **mine.tensors}, {**shared.scalars, **mine.scalars}))
-    return replies
-
-
-def _fit(
-    setup: Setup,
-    workspace: Workspace,
-    calls: Sequence[Call],
-    states: Sequence[ClientState],
-    round: int,
-    passes: StackedPasses,
-) -> list[Message] | str:
-    if reason := unstacked_setting(setup.local):
-        return reason
-    clients = _alike(setup, workspace, calls, states, round)
-    if isinstance(clients, str):
-        return clients
-    if reason := unstacked_model(workspace.model, clients[0].task):
-        return reason
-    with refuse_random_numbers():
-        replies = replies_together(clients, setup.algorithm.local_training, [call.message for call in calls], passes)
-    for client, reply in zip(clients, replies, strict=True):
-        check_secrets(client, reply)
-    return replies
 
 
 def unstacked_model(model: nn.Module, task: Task) -> str:
@@ -370,7 +259,7 @@ class InProcess(Dispatcher):
             return
         calls = batch.calls[position : position + batch.at_once]
         if position >= batch.one_by_one and len(calls) > 1:
-            replies = answer_together(self._setup, self.workspace, calls, batch.store, batch.round, self._passes)
+            replies = self._answer_together(calls, batch.store, batch.round)
             if not isinstance(replies, str):
                 self._save()
                 batch.done.update(enumerate(replies, position))
@@ -381,6 +270,87 @@ class InProcess(Dispatcher):
         with self.timeline.span(call.client.id, call.action):
             batch.done[position] = answer(self._setup, self.workspace, call, batch.store, batch.round)
         self._save()
+
+    def _answer_together(self, calls: Sequence[Call], store: Store, round: int) -> list[Reply] | str:
+        """Replies of several clients that are trained, or whose own models are evaluated, at once; or why not."""
+        action = calls[0].action
+        together = self._fit if action == "fit" else self._evaluate
+        before = [store.load(call.client.id) for call in calls]
+        after = [state.copy() for state in before]
+        try:
+            with isolated(derive(self._setup.seed, round, calls[0].client.id, action)):
+                messages = together(calls, after, round)
+        except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if isinstance(messages, str):
+            return messages
+        return [
+            accepted(self._setup, call, message, old, new, store, round)
+            for call, message, old, new in zip(calls, messages, before, after, strict=True)
+        ]
+
+    def _clients(self, calls: Sequence[Call], states: Sequence[ClientState], round: int) -> list[Client] | str:
+        """Clients that a stacked pass can answer for, or why there is none."""
+        setup, workspace = self._setup, self.workspace
+        task = setup.task_of(calls[0].client.id)
+        if any(setup.task_of(call.client.id) is not task for call in calls):
+            return "clients have tasks of their own"
+        workspace.set_task(task)
+        clients: list[Client] = []
+        for call, state in zip(calls, states, strict=True):
+            clients.append(client_of(setup, workspace, call, state, round, Session() if call.action == "fit" else None))
+        if any(client.scopes is not clients[0].scopes for client in clients):
+            return "clients have tensors of their own"
+        return clients
+
+    def _evaluate(self, calls: Sequence[Call], states: Sequence[ClientState], round: int) -> list[Message] | str:
+        """The global model is evaluated client by client: it is one model, and its batches are large already."""
+        setup, workspace = self._setup, self.workspace
+        if reason := unstacked_setting(setup.local, only=("precision", "eval_batch_size")):
+            return reason
+        wants_personal = [call.message.scalars.get("personal", True) for call in calls]
+        with_personal = [i for i, state in enumerate(states) if wants_personal[i] and "personal" in state.tensors]
+        if len(with_personal) < 2:
+            return FEW
+        clients = self._clients([calls[i] for i in with_personal], [states[i] for i in with_personal], round)
+        if isinstance(clients, str):
+            return clients
+        task = clients[0].task
+        batches, limit = zip(
+            *(asked_examples(c, calls[i].message) for c, i in zip(clients, with_personal, strict=True)), strict=True
+        )
+        stack = stacked_tensors(clients, workspace.model)
+        for client in clients:
+            client.load_personal()
+        workspace.model.eval()
+        examples = [of_client(setup.local.eval_batch_size) for of_client in batches]
+        with refuse_random_numbers():
+            scores = evaluate_stacked(stack, examples, task, self._passes, limit[0])
+        personal = dict(zip(with_personal, scores, strict=True))
+        replies: list[Message] = []
+        for i, (call, state) in enumerate(zip(calls, states, strict=True)):
+            workspace.set_task(setup.task_of(call.client.id))
+            alone = Message(call.message.tensors, {**call.message.scalars, "personal": False})
+            shared = setup.algorithm.evaluate(client_of(setup, workspace, call, state, round), alone)
+            mine = evaluated({"personal": personal[i]} if i in personal else {})
+            replies.append(Message({**shared.tensors, **mine.tensors}, {**shared.scalars, **mine.scalars}))
+        return replies
+
+    def _fit(self, calls: Sequence[Call], states: Sequence[ClientState], round: int) -> list[Message] | str:
+        setup, model = self._setup, self.workspace.model
+        if reason := unstacked_setting(setup.local):
+            return reason
+        clients = self._clients(calls, states, round)
+        if isinstance(clients, str):
+            return clients
+        if reason := unstacked_model(model, clients[0].task):
+            return reason
+        messages = [call.message for call in calls]
+        with refuse_random_numbers():
+            replies = replies_together(clients, setup.algorithm.local_training, messages, self._passes)
+        for client, reply in zip(clients, replies, strict=True):
+            check_secrets(client, reply)
+        return replies
 
     def _note_reason(self, action: str, reason: str) -> None:
         """Why clients were not answered at once, the first reason."""

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -166,14 +167,11 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
     def exchange(
         self,
         round: int,
-        ledger: Ledger,
-        errors: dict[str, str],
-        losses: dict[str, float],
-        server: str = "main",
-        timeline: Timeline | None = None,
+        records: "RoundRecords",
+        server: str,
+        timeline: Timeline,
     ) -> Exchange:
         """An exchange that also records calls, bytes, losses and errors."""
-        timeline = Timeline(0) if timeline is None else timeline
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
             for call in calls:
@@ -187,19 +185,19 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
                 timeline.add(server, calls[0].action, began, time.perf_counter())
             failed = 0
             for number, (call, sent) in enumerate(zip(calls, answers, strict=True), 1):
-                ledger.count(call, sent)
+                records.ledger.count(call, sent)
                 reply = opened(self.setup, call, sent)
                 self.answered(round, number, len(calls))
                 if reply.error is not None:
                     failed += 1
-                    errors.setdefault(call.client.id, reply.error)  # what follows from it is no news
+                    records.errors.setdefault(call.client.id, reply.error)  # what follows from it is no news
                 elif "loss" in reply.message.scalars:
-                    losses[call.client.id] = float(reply.message.scalars["loss"])
+                    records.losses[call.client.id] = float(reply.message.scalars["loss"])
                 with timeline.span(server, call.action):
                     yield reply
             if calls and failed == len(calls) and not calls[0].session:
-                first = next(iter(errors.items()))
-                raise RuntimeError(f"every client failed in round {round + 1}; {first[0]}: {first[1]}")
+                client, error = next(iter(records.errors.items()))
+                raise RuntimeError(f"every client failed in round {round + 1}; {client}: {error}")
 
         return ask
 
@@ -225,20 +223,15 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         # Methods that evaluate in their own way may show a personal model what others have learned.
         alone = not self.lenient and not unbatchable_evaluation(algorithm)
         key = split, limit
-        scalars: dict[str, Scalar] = {"split": split, "limit": limit}
-        scores_of = {
-            c.id: personal_scores[key] for c in infos if key in (personal_scores := self._personal.get(c.id, {}))
-        }
-        if self._at_once:
-            scalars["at_once"] = True
-        calls = [
-            Call(
-                c,
-                "evaluate",
-                Message(self.shared(servers, c), scalars | ({"personal": False} if c.id in scores_of else {})),
-            )
-            for c in infos
-        ]
+        known = {name: scores[key] for name, scores in self._personal.items() if key in scores}
+        calls = list[Call]()
+        for info in infos:
+            scalars: dict[str, Scalar] = {"split": split, "limit": limit}
+            if self._at_once:
+                scalars["at_once"] = True
+            if info.id in known:
+                scalars["personal"] = False
+            calls.append(Call(info, "evaluate", Message(self.shared(servers, info), scalars)))
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
         self.unanswered = {}
         for call, reply in zip(calls, self.executor(calls, self.store, round), strict=True):
@@ -247,11 +240,11 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
                     self.unanswered[call.client.id] = reply.error
                     continue
                 raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
-            name, (scored, told) = call.client.id, (reply.message.scalars, reply.message.tensors)
-            views: dict[str, tuple[Tallies, Mapping[str, Tensor]]] = {
-                view: (read_tallies(scored, view), read_counts(told, view)) for view in ("global", "personal")
-            }
-            views["personal"] = scores_of.get(name, views["personal"])
+            name, message = call.client.id, reply.message
+            views: dict[str, tuple[Tallies, Mapping[str, Tensor]]] = {}
+            for view in ("global", "personal"):
+                views[view] = read_tallies(message.scalars, view), read_counts(message.tensors, view)
+            views["personal"] = known.get(name, views["personal"])
             if alone and name not in self.setup.observers:
                 self._personal.setdefault(name, {})[key] = views["personal"]
             for view, (tallies, counts) in views.items():
@@ -338,19 +331,12 @@ class RoundRecord:
 
 
 @dataclass
-class _Records:
+class RoundRecords:
     """Records of a round while it lasts; see :class:`RoundRecord`."""
 
     ledger: Ledger = field(default_factory=Ledger)
     errors: dict[str, str] = field(default_factory=dict[str, str])
     losses: dict[str, float] = field(default_factory=dict[str, float])
-
-    def copy(self) -> "_Records":
-        """The same, to which another attempt adds."""
-        return _Records(self.ledger.copy(), dict(self.errors), dict(self.losses))
-
-
-_Part = tuple[ServerState, _Records]
 
 
 def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: int = 0) -> Iterator[RoundRecord]:
@@ -368,11 +354,10 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
     for round in range(start, setup.rounds + 1):
         began = time.perf_counter()
         simulation.store.begin(round + 1)
-        records = _Records()
         # Of a session's many short calls a reader wants to see who waits for whom; the first of them show it.
         timeline = Timeline(SPANS if round == 0 and len(setup.algorithm.phases()) > 1 else 0)
         simulation.executor.timeline = timeline
-        asynchronous: dict[str, Any] = {}
+        records, asynchronous = RoundRecords(), dict[str, Any]()
         if round < setup.rounds:
             if simulation.arrivals is not None:
                 simulation.offer(servers, round)
@@ -380,29 +365,20 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             population = {"clients": present, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():
                 server = replace(servers[name], **population, local=setup.local)
+                between: Downlink | BufferedRound | None = None
                 if not setup.downlink.plain:
-                    told = Downlink(setup.downlink, server, setup.seed, round)
-                    round_flow = partial(flow, told.server, cohort)
-                    state, records = _drive(simulation, round_flow, round, records, name, timeline, told.exchange)
-                    servers[name] = told.after(state)
-                    continue
-                if simulation.arrivals is None:
-                    round_flow = partial(flow, server, cohort)
-                    servers[name], records = _drive(simulation, round_flow, round, records, name, timeline)
-                    continue
-                begun = BufferedRound(
-                    setup.algorithm, simulation.arrivals, setup.population, server, round, setup.rounds
-                )
-                round_flow = partial(flow, begun.server, cohort)
-                state, records = _drive(simulation, round_flow, round, records, name, timeline, begun.exchange)
-                servers[name] = begun.after(state)
-                asynchronous = {"clock": simulation.arrivals.clock(round), "staleness": begun.staleness}
+                    between = Downlink(setup.downlink, server, setup.seed, round)
+                elif simulation.arrivals is not None:
+                    between = BufferedRound(setup, simulation.arrivals, server, round)
+                    asynchronous = {"clock": simulation.arrivals.clock(round), "staleness": between.staleness}
+                part = partial(flow, server if between is None else between.server, cohort)
+                servers[name], records = _drive(simulation, part, round, records, name, timeline, between)
         else:
             name = next(iter(servers))
             if type(setup.algorithm).finish is Algorithm.finish:
                 return
-            flow = partial(setup.algorithm.finish, servers[name], simulation.present(round))
-            servers[name], records = _drive(simulation, flow, round, records)
+            part = partial(setup.algorithm.finish, servers[name], simulation.present(round))
+            servers[name], records = _drive(simulation, part, round, records, "", timeline)
         for name, server in servers.items():
             simulation.check(name, server)
         yield RoundRecord(
@@ -415,27 +391,25 @@ def _drive(
     simulation: Simulation,
     flow: Callable[[], Flow],
     round: int,
-    before: _Records,
-    server: str = "",
-    timeline: Timeline | None = None,
-    begun: Callable[[Exchange], Exchange] = lambda exchange: exchange,
-) -> _Part:
+    before: RoundRecords,
+    server: str,
+    timeline: Timeline,
+    between: Downlink | BufferedRound | None = None,
+) -> tuple[ServerState, RoundRecords]:
     """The server's state after a part of a round, and the records; of the finish, which has no ``server``, too."""
     setup = simulation.setup
 
-    def drive_once() -> _Part:
-        records = before.copy()
-        plain = simulation.exchange(round, records.ledger, records.errors, records.losses, server or "main", timeline)
+    def drive_once() -> tuple[ServerState, RoundRecords]:
+        records = deepcopy(before)  # another attempt begins with the same ones
+        exchange = simulation.exchange(round, records, server or "main", timeline)
         if not server:
-            return drive(flow(), plain), records
+            return drive(flow(), exchange), records
+        if between is not None:
+            exchange = between.exchange(exchange)
         exchange = protect(
-            setup.algorithm,
-            begun(plain),
-            seed=setup.seed,
-            round=round,
-            errors=records.errors,
-            signatures=setup.signatures,
+            setup.algorithm, exchange, seed=setup.seed, round=round, errors=records.errors, signatures=setup.signatures
         )
         return replace(drive(flow(), exchange), local=None), records
 
-    return simulation.attempt(drive_once)
+    state, records = simulation.attempt(drive_once)
+    return (state if between is None else between.after(state)), records

@@ -38,10 +38,6 @@ class Ledger:
 
     actions: dict[str, Traffic] = field(default_factory=dict[str, "Traffic"])
 
-    def copy(self) -> "Ledger":
-        """The same, to which calls can be added."""
-        return Ledger(dict(self.up), dict(self.down), dict(self.actions))
-
     def count(self, call: Call, reply: Reply) -> None:
         name, down = call.client.id, size(call.sent)
         up = 0 if reply.error is not None else reply.wire_bytes or size(reply.message)

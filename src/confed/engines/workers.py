@@ -21,7 +21,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -35,36 +35,30 @@ from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Reply
 from confed.federation.wire import encode_state
 
-# Loop of a worker process: take a call with its client's state, answer it -------------------------------------
 
+def serve(
+    origin: Setup | str, number: int, threads: int, pipe: Connection, parent: Connection | None, count: int
+) -> None:
+    """Loop of a process: it answers calls with the setup of its parent, or with its own from a source in JSON.
 
-def serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Connection, count: int) -> None:
-    """Loop of a forked process."""
-    parent.close()
-    _ignore_signals()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        _answer_calls(setup, number, threads, pipe, count)
-
-
-def serve_spawned(source: str, number: int, threads: int, pipe: Connection, count: int) -> None:
-    """Loop of a spawned process; a setup that it cannot make is its only answer."""
-    _ignore_signals()
-    torch.set_num_threads(1)  # as in the parent, while data are read
-    keep_freed_memory()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        try:
-            setup = SetupSource.from_json(source).setup()
-        except Exception as error:
-            for field in (json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode(), b"", b""):
-                pipe.send_bytes(field)
-            return
-        _answer_calls(setup, number, threads, pipe, count)
-
-
-def _ignore_signals() -> None:
+    A setup that it cannot make is its only answer.
+    """
+    if parent is not None:
+        parent.close()
     # Ctrl-C and the end that a batch system asks for are the parent's to handle; closing the pipe ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        if isinstance(origin, str):
+            torch.set_num_threads(1)  # as in the parent, while data are read
+            keep_freed_memory()
+            try:
+                origin = SetupSource.from_json(origin).setup()
+            except Exception as error:
+                for field in (json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode(), b"", b""):
+                    pipe.send_bytes(field)
+                return
+        _answer_calls(origin, number, threads, pipe, count)
 
 
 def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, count: int) -> None:
@@ -86,11 +80,9 @@ def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection, cou
         counts = features.counts if isinstance(features, FrozenFeatures) else features
         figures = {"features": asdict(counts), "device_data": asdict(counts_of(setup, workspace))}
         pipe.send_bytes(json.dumps({**json.loads(told), "process": os.getpid(), **figures}).encode())
-        for call_range in others:
-            pipe.send_bytes(call_range)
+        for part in others:
+            pipe.send_bytes(part)
 
-
-# Worker processes that compute clients in parallel ------------------------------------------------------------
 
 StartMethod = Literal["auto", "fork", "spawn"]
 """How worker processes start; the names are those of the standard library's ``multiprocessing``."""
@@ -175,24 +167,21 @@ class Workers(ProcessExecutor[bytes]):
                 return
             if number in batch.running.values():
                 continue
+            process, pipe = self._workers[number]
             try:
-                self._send(batch, number)
+                position = self._begin(batch, number, range(len(self._workers)))
+                if position is None:
+                    continue
+                call = batch.calls[position]
+                state = encode_state(batch.store.load(call.client.id))
+                # Where the worker has died, collecting its reply finds that out and says so.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    for field in (call_head(call, batch.round), batch.messages.of(call.sent), state):
+                        pipe.send_bytes(field)
             except BaseException:
                 # Ctrl-C, or a damaged state: with no call, or half of one, the worker would wait, and we for its reply.
-                self._workers[number][0].kill()
+                process.kill()
                 raise
-
-    def _send(self, batch: ProcessBatch[bytes], number: int) -> None:
-        """Sends a free worker its next call, if there is one for it now."""
-        position = self._begin(batch, number, range(len(self._workers)))
-        if position is None:
-            return
-        call, pipe = batch.calls[position], self._workers[number][1]
-        state = encode_state(batch.store.load(call.client.id))
-        # Where the worker has died, collecting its reply finds that out and says so.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for field in (call_head(call, batch.round), batch.messages.of(call.sent), state):
-                pipe.send_bytes(field)
 
     def _collect(self, batch: ProcessBatch[bytes]) -> None:
         ready = wait([self._workers[number][1] for number in batch.running.values()])
@@ -220,9 +209,8 @@ class Workers(ProcessExecutor[bytes]):
             raise RuntimeError(f"a worker process could not prepare the run: {head['broken']}")
         self._counts[head["process"]] = FeatureCounts(**head["features"])
         self._device_data[head["process"]] = DeviceCounts(**head["device_data"])
-        read = read_answer(call, parts, batch.store)
-        self.timeline.add(call.client.id, call.action, *read.span)
-        return read.reply
+        self.timeline.add(call.client.id, call.action, *head["span"])
+        return read_answer(call, parts, batch.store)
 
     def _drop(self, batch: ProcessBatch[bytes]) -> None:
         for outcome in batch.done.values():
@@ -231,13 +219,11 @@ class Workers(ProcessExecutor[bytes]):
 
     def _start(self, number: int) -> tuple[BaseProcess, Connection]:
         here, worker_end = multiprocessing.Pipe()
-        process: BaseProcess
-        if self._source is not None and self.start == "spawn":
-            texts = (self._source.to_json(), number, self._threads, worker_end, self._count)
-            process = multiprocessing.get_context("spawn").Process(target=serve_spawned, args=texts, daemon=True)
-        else:
-            arguments = (self._setup, number, self._threads, worker_end, here, self._count)
-            process = multiprocessing.get_context("fork").Process(target=serve, args=arguments, daemon=True)
+        source = self._source if self.start == "spawn" else None
+        origin, parent = (self._setup, here) if source is None else (source.to_json(), None)
+        arguments = (origin, number, self._threads, worker_end, parent, self._count)
+        context: Any = multiprocessing.get_context(self.start)
+        process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         worker_end.close()
         return process, here

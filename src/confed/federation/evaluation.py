@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from confed.federation.actions import action
 from confed.federation.client import Client
-from confed.federation.evaluate import Tallies, evaluate
+from confed.federation.evaluate import Tallies, Tally, evaluate
 from confed.federation.messages import Message
 from confed.federation.ownership import narrowed
 from confed.federation.params import Params, Scalar, combined, copy_into
@@ -51,10 +51,8 @@ class Evaluation:
             elif view == "global" or not message.scalars.get("personal", True) or not client.load_personal():
                 continue
             examples = batches(client.local.eval_batch_size)
-            counts: dict[str, Tensor] = {}
-            precision = client.local.precision
-            tallies = evaluate(network, client.task, examples, limit=limit, precision=precision, counts=counts)
-            results[view] = tallies, counts
+            tally = evaluate(network, Tally(client.task, limit), examples, client.local.precision)
+            results[view] = tally.tallies, tally.counts
         return evaluated(results)
 
     @action
@@ -77,32 +75,21 @@ class Evaluation:
         names, network = list(message.tensors), self.deployed_model(client.model)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
         copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
-        scores: list[tuple[Tensor, Tensor]] = []
-        records: list[Mapping[str, Tensor]] = []
         batches = _test_batches(client, str(message.scalars.get("control", "")))
         shown = str(message.scalars.get("modalities", ""))
         if shown:
             batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
         passes = int(message.scalars["passes"]) if "passes" in message.scalars else None
+        measures = client.measures if message.scalars.get("measures") else ()
         with expected_passes(network, passes):
-            tallies = evaluate(
-                network,
-                client.task,
-                batches,
-                precision=client.local.precision,
-                scores=scores,
-                records=records,
-                measures=client.measures if message.scalars.get("measures") else (),
-            )
-        scalars: dict[str, Scalar] = {}
-        for metric, (total, weight) in tallies.items():
-            scalars[f"examined:{metric}:sum"] = total
-            scalars[f"examined:{metric}:weight"] = weight
-        if not scores:  # a client may have no test examples
-            scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
+            tally = Tally(client.task, each=True, measures=measures)
+            evaluate(network, tally, batches, client.local.precision)
+        # A client may have no test examples.
+        scores = tally.scores or [(torch.zeros(0), torch.zeros(0, dtype=torch.int64))]
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
-        tensors = combined(torch.cat, records)
-        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **tensors}, scalars)
+        tensors = {"correct": correct.float().cpu(), "prediction": prediction.cpu()}
+        tensors |= combined(torch.cat, tally.records)
+        return Message(tensors, evaluated({"examined": (tally.tallies, {})}).scalars)
 
 
 def asked_examples(client: Client, message: Message) -> tuple[Callable[[int], Iterable[Batch]], int | None]:

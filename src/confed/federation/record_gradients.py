@@ -63,7 +63,7 @@ def private_steps(
     noise = client.fixed_noise(f"noise on gradients of records/{order}", repeatable=privacy.repeatable)
     gradients = RecordGradients(client, objective, learning, privacy.clip)
     device = next(iter(learning.values())).device
-    threshold = _normal_quantile(rate)
+    threshold = math.inf if rate >= 1 else NormalDist().inv_cdf(rate)  # a normal number is below it at that rate
     precision = torch.float32 if isinstance(noise, torch.Generator) else torch.float64
     for step in range(steps):
         normal = noise_for(torch.full((len(client.data),), float(step)), draws, torch.float64)
@@ -93,13 +93,6 @@ def _filled(data: object, sample: Tensor, size: int) -> Tensor:
         return sample
     rest = len(sample) % size
     return torch.cat([sample, sample[:1].expand(min(-rest % max(1, size // SIZES), size - rest))])
-
-
-def _normal_quantile(share: float) -> float:
-    """The number below which a standard normal number lies with a probability."""
-    if share >= 1:
-        return math.inf
-    return NormalDist().inv_cdf(share)
 
 
 class RecordGradients:

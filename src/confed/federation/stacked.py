@@ -62,7 +62,9 @@ def replies_together(
     """
     stack = stacked_tensors(clients, passes.model)
     trainings = [local_training(client, message) for client, message in zip(clients, messages, strict=True)]
-    with ExitStack() as held:
+    with ExitStack() as held, warnings.catch_warnings():
+        # Of operations that are computed one client after the other.
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         for training in trainings:
             held.enter_context(closing(training))
         replies, means = list[Message](), list[float | None]([None] * len(clients))
@@ -126,35 +128,16 @@ def train_stacked(
     """
     for client in clients:
         check_examples(client)
-    training_mode(passes.model)
-    learning = list(trained(clients[0]))
+    passes.model.train()
+    for module in passes.model.modules():
+        if isinstance(module, DROPOUTS) and not module.p:  # drops nothing, but draws numbers, which torch.func refuses
+            module.train(False)
+    first, learning = clients[0], list(trained(clients[0]))
     if not learning or any(list(trained(client)) != learning for client in clients):
         raise RuntimeError("clients train different tensors, or none")
     factors = list[Callable[[int, int], float]]()
-    if clients[0].local.schedule.changes:
+    if first.local.schedule.changes:
         factors = [rate_factor(client, train.epochs) for client, train in zip(clients, wanted, strict=True)]
-    with warnings.catch_warnings():  # of operations that are computed one client after the other
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        return _train_stacked(clients, stack, learning, wanted, passes, factors)
-
-
-def training_mode(model: nn.Module) -> None:
-    """Training mode, but for dropout that drops nothing: it draws numbers, which torch.func refuses."""
-    model.train()
-    for module in model.modules():
-        if isinstance(module, DROPOUTS) and not module.p:
-            module.train(False)
-
-
-def _train_stacked(
-    clients: Sequence["Client"],
-    stack: Mapping[str, Tensor],
-    learning: Sequence[str],
-    wanted: Sequence[Train],
-    passes: StackedPasses,
-    factors: Sequence[Callable[[int, int], float]],
-) -> list[float]:
-    first = clients[0]
     steps = _Steps(first, {name: stack[name] for name in learning})
     device = stack[learning[0]].device
     total, count = torch.zeros(len(clients), device=device), [0] * len(clients)
@@ -339,15 +322,11 @@ class _Steps:
     def __init__(self, client: "Client", stack: Mapping[str, Tensor]) -> None:
         self.local = client.local
         self.clip = client.local.clip
-        # Names, weight decay and rate; vectors are not decayed, and a stack has one dimension more.
-        self.groups = list[tuple[list[str], float, float]]()
-        scales = {name: client.lr_factor(name) for name in stack}
-        for scale in dict.fromkeys(scales.values()):
-            of_scale = [name for name in stack if scales[name] == scale]
-            matrices = [name for name in of_scale if stack[name].ndim > 2]
-            vectors = [name for name in of_scale if stack[name].ndim <= 2]
-            rate = self.local.lr * scale
-            self.groups += [(matrices, self.local.weight_decay, rate), (vectors, 0.0, rate)]
+        self.groups: dict[tuple[float, float], list[str]] = {}  # weight decay and rate -> names
+        for name, tensor in stack.items():
+            # Vectors are not decayed, and a stack has one dimension more.
+            decay = self.local.weight_decay if tensor.ndim > 2 else 0.0
+            self.groups.setdefault((decay, self.local.lr * client.lr_factor(name)), []).append(name)
         self.moments: list[dict[str, Tensor]] = []
         for _ in range(moments_of(self.local)):
             self.moments.append({name: torch.zeros_like(tensor) for name, tensor in stack.items()})
@@ -372,7 +351,7 @@ class _Steps:
             for moment in self.moments:
                 selected.append({name: tensor[rows] for name, tensor in moment.items()})
             moments = selected
-        for group, decay, rate in self.groups:
+        for (decay, rate), group in self.groups.items():
             if names := [name for name in group if name in gradients]:
                 values, slopes = [client_values[name] for name in names], [gradients[name] for name in names]
                 own_moments = [list(map(moment.__getitem__, names)) for moment in moments]
@@ -431,8 +410,7 @@ def evaluate_stacked(
     """
     device = next(iter(stack.values())).device
     everyone, streams = list(range(len(batches))), [iter(examples) for examples in batches]
-    counts = [dict[str, Tensor]() for _ in everyone]
-    tallies = [Tally(task, limit, counts=of_client) for of_client in counts]
+    tallies = [Tally(task, limit) for _ in everyone]
     with torch.no_grad():
         while pending := {
             i: to_device(batch, device)
@@ -446,4 +424,4 @@ def evaluate_stacked(
                 parts = zip(*(client_output.chunk(len(group)) for client_output in output), strict=True)
                 for i, client_output, batch in zip(group, parts, examples, strict=True):
                     tallies[i].add(Output(*client_output), batch)
-    return [(tally.tallies, of_client) for tally, of_client in zip(tallies, counts, strict=True)]
+    return [(tally.tallies, tally.counts) for tally in tallies]

@@ -90,16 +90,16 @@ class MemoryStore:
     """Client states in memory, for runs that need not survive."""
 
     def __init__(self) -> None:
-        self._states: dict[str, ClientState] = {}
+        self.states: dict[str, ClientState] = {}
 
     def begin(self, version: int) -> None:
         """See :class:`Store`; memory keeps the newest version only."""
 
     def load(self, client_id: str) -> ClientState:
         """See :class:`Store`; the caller may change the returned state freely."""
-        state = self._states.get(client_id)
+        state = self.states.get(client_id)
         return ClientState() if state is None else state.copy()
 
     def save(self, client_id: str, state: ClientState) -> None:
         """See :class:`Store`."""
-        self._states[client_id] = state
+        self.states[client_id] = state

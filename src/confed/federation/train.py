@@ -198,11 +198,7 @@ def _steps(
         yield from private_steps(client, client.record_privacy, partial(with_task, objective), learning, steps, order)
         return
     for batches in step_batches(client, order, epochs, pairs):
-        group = [to_device(batch, parameters[0].device) for batch in batches]
-        if len(group) == 1 and client.local.precision == "fp32":
-            yield _gradients_of_batch(objective, client.model, group[0], parameters)
-        else:
-            yield _gradients(objective, client, group, parameters)
+        yield _gradients(objective, client, [to_device(batch, parameters[0].device) for batch in batches], parameters)
 
 
 def step_batches(
@@ -240,16 +236,6 @@ def compares_examples(model: nn.Module, task: Task) -> bool:
     if isinstance(task, Contrasting):
         return True
     return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
-
-
-def _gradients_of_batch(
-    objective: Objective, model: nn.Module, batch: Batch, parameters: Sequence[Tensor]
-) -> Iterator[Tensor]:
-    """Losses of one batch, the gradient of each in place when it is given."""
-    for loss in objective(model, batch):
-        _clear(parameters)  # only now: what precedes a loss in the objective may read the gradient of the step before
-        loss.backward()  # pyright: ignore[reportUnknownMemberType]
-        yield loss.detach()
 
 
 def _gradients(

@@ -25,8 +25,8 @@ from confed.privacy import accountant
 from confed.privacy.cut import cut_privacy
 from confed.privacy.examples import ProtectsExamples
 from confed.privacy.secure_sum import masks
+from confed.privacy.secure_sum.exchange import SummedRound
 from confed.privacy.secure_sum.exchange import actions as secure_actions
-from confed.privacy.secure_sum.exchange import summing
 
 # Checks of a client's message before it is used ---------------------------------------------------------------
 
@@ -128,17 +128,12 @@ def check(algorithm: Algorithm) -> None:
             "algorithm.update_privacy.at must be 'client' together with algorithm.secure_sum, got 'server': the server "
             "cannot clip updates that it does not see"
         )
-    if privacy is not None and privacy.noise > 0 and not accountant.available():
-        raise ValueError(
-            "algorithm.update_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
-            "with: pip install '.[privacy]' -c constraints.txt"
-        )
-    records = algorithm.record_privacy
-    if records is not None and records.noise > 0 and not accountant.available():
-        raise ValueError(
-            "algorithm.record_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
-            "with: pip install '.[privacy]' -c constraints.txt"
-        )
+    for section, noised in (("update_privacy", privacy), ("record_privacy", algorithm.record_privacy)):
+        if noised is not None and noised.noise > 0 and not accountant.available():
+            raise ValueError(
+                f"algorithm.{section}.noise needs the library dp-accounting, which says what it is worth; install it "
+                "with: pip install '.[privacy]' -c constraints.txt"
+            )
     if algorithm.secure_sum is not None and not masks.available():
         raise ValueError(
             "algorithm.secure_sum needs the library cryptography; install it with: "
@@ -148,12 +143,9 @@ def check(algorithm: Algorithm) -> None:
 
 def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) -> None:
     """Check that the protections fit the tensors that clients send."""
-    clients = Counter[tuple[str, ...]]()
-    for scopes in layouts:
-        clients[tuple(name for name, scope in scopes.items() if scope is Scope.SHARED)] += 1
     senders: Counter[str] = Counter()
-    for names, count in clients.items():
-        senders.update(dict.fromkeys(names, count))
+    for scopes in layouts:
+        senders.update(name for name, scope in scopes.items() if scope is Scope.SHARED)
     privacy = algorithm.update_privacy
     statistics = [name for name in senders if name.endswith(STATISTICS)]
     if statistics and privacy is not None and privacy.noise > 0:
@@ -165,17 +157,15 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
     if algorithm.secure_sum is None:
         return
     least = algorithm.secure_sum.least
-    few = {name: count for name, count in senders.items() if count < least}
-    if few:
-        name, count = next(iter(few.items()))
-        why = (
-            "of two, each would know the other's update from the sum"
-            if least == LEAST
-            else (f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others")
-        )
-        raise ValueError(
-            f"algorithm.secure_sum needs at least {least} clients that send a tensor, and {name!r} has {count}: {why}"
-        )
+    why = f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others"
+    if least == LEAST:
+        why = "of two, each would know the other's update from the sum"
+    for name, count in senders.items():
+        if count < least:
+            raise ValueError(
+                f"algorithm.secure_sum needs at least {least} clients that send a tensor, and {name!r} has {count}: "
+                f"{why}"
+            )
 
 
 # At a client --------------------------------------------------------------------------------------------------
@@ -243,31 +233,31 @@ def protect(
     signatures: SignatureCheck | None = None,
 ) -> Exchange:
     """An engine's exchange under the method's protections; the exchange itself where there are none."""
-    if algorithm.secure_sum is not None:
-        return summing(algorithm, algorithm.secure_sum, exchange, round, errors, signatures)
-    privacy = algorithm.update_privacy
-    if privacy is None or privacy.at != "server":
+    privacy, secure_sum = algorithm.update_privacy, algorithm.secure_sum
+    if secure_sum is None and (privacy is None or privacy.at != "server"):
         return exchange
+    refused = {} if errors is None else errors
 
     def ask(calls: Sequence[Call]) -> Iterator[Reply]:
-        answers = exchange(calls)  # at once, so that clients begin
         if not any(call.action == UPDATE for call in calls):
-            return answers
-        among = Counter(chain.from_iterable(call.expects or () for call in calls))
-        return _noised(algorithm, privacy, zip(calls, answers, strict=True), among, (seed, round))
+            return exchange(calls)
+        if secure_sum is not None:
+            title = f"round {round + 1}"
+            return SummedRound(algorithm, secure_sum, exchange, calls, title, refused, signatures).replies()
+        answers = exchange(calls)  # at once, so that clients begin
+        return _noised(algorithm, calls, answers, (seed, round))
 
     return ask
 
 
 def _noised(
-    algorithm: Algorithm,
-    privacy: UpdatePrivacy,
-    answers: Iterable[tuple[Call, Reply]],
-    among: Mapping[str, int],
-    stream: tuple[int, int],
+    algorithm: Algorithm, calls: Sequence[Call], answers: Iterable[Reply], stream: tuple[int, int]
 ) -> Iterator[Reply]:
     """Replies with clipped updates and each client's share of the noise; a failed client sent an update of zero."""
-    for call, reply in answers:
+    privacy = algorithm.update_privacy
+    assert privacy is not None
+    among = Counter(chain.from_iterable(call.expects or () for call in calls))
+    for call, reply in zip(calls, answers, strict=True):
         if call.expects is None:
             raise ValueError(
                 f"algorithm.update_privacy needs to know what {call.action!r} sends, and the method does not say"

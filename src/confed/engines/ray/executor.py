@@ -169,4 +169,4 @@ class RayActors(ProcessExecutor[Any]):
                 return Reply(call.client, Message(), f"ChildProcessError: the reply was lost ({reason_of_loss(error)})")
             batch.put_back(position)
             return None
-        return read_answer(call, parts, batch.store).reply
+        return read_answer(call, parts, batch.store)

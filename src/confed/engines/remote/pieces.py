@@ -49,8 +49,7 @@ class Piece:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Piece":
-        fields = {"piece": str, "of": str, "size": int, "at": int, "digest": str, "most": int, "head": str}
-        piece = cls(**read_head(data, limits, fields))
+        piece = cls(**read_head(data, limits, cls))
         if not re.fullmatch(r"[0-9a-f]{64}", piece.of) or not 0 <= piece.at <= piece.size or piece.most < 0:
             raise Refused(f"a piece is a part of a body, got bytes {piece.at} of {piece.size} of {piece.of[:32]!r}")
         if piece.size > limits.body:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import torch
 from torch import Tensor
@@ -234,11 +234,7 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
-        fields = {
-            "id": str, "client": str, "action": str, "round": int, "version": int, "base": int, "kept": list,
-            "session": bool, "journals": str, "at_once": int,
-        }  # fmt: skip
-        head = read_head(data, limits, fields)
+        head = read_head(data, limits, cls)
         if not all(type(kept) is int for kept in head["kept"]):
             raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
@@ -263,8 +259,7 @@ class Answer:
     def from_bytes(cls, data: bytes, limits: Limits) -> "Answer":
         if len(data) > ANSWER:
             raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
-        fields = {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float, "journals": str}
-        head = read_head(data, limits, fields)
+        head = read_head(data, limits, cls)
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
         error = head["error"]
@@ -316,22 +311,25 @@ def open_body(
     return message
 
 
-def read_head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The fields of a head, which are exactly those, by name and type."""
+def read_head(data: bytes, limits: Limits, kind: type[Any]) -> dict[str, Any]:
+    """The fields of a head, which are exactly those of a dataclass, by name and type; tuples are lists."""
     if len(data) > limits.head:
         raise Refused(f"a head has at most {limits.head} bytes, got {len(data)}")
     try:
         head = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Refused(f"a head must be JSON: {error}") from error
-    if not isinstance(head, dict) or cast(dict[str, Any], head).keys() != fields.keys():
-        raise Refused(f"a head must have the fields {sorted(fields)}")
+    types: dict[str, Any] = {
+        field.name: list if get_origin(field.type) is tuple else field.type for field in fields(kind)
+    }
+    if not isinstance(head, dict) or cast(dict[str, Any], head).keys() != types.keys():
+        raise Refused(f"a head must have the fields {sorted(types)}")
     values = cast(dict[str, Any], head)
-    for name, kind in fields.items():
+    for name, wanted in types.items():
         value = values[name]
         # JSON writes 1.0 as such, and True is no number here.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Refused(f"{name!r} of a head must be {kind}, got {str(value)[:80]!r}")
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise Refused(f"{name!r} of a head must be {wanted}, got {str(value)[:80]!r}")
     return values
 
 

@@ -5,6 +5,7 @@ something else: where r_m, a modality's representation, comes from, and z = tanh
 the model's answer head then reads (the fusion of PmcmFL, see :mod:`confed.algorithms.pmcmfl`).
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -35,10 +36,43 @@ class Slots(nn.Module):
             self.dense.weight.normal_(0, width**-0.5, generator=rng)
             self.dense.bias.zero_()
 
-    def fused(self, filled: Mapping[str, Tensor]) -> Tensor:
-        """z, (B, D), of what is in each slot, (B, D)."""
-        side_by_side = torch.cat([self.norms[name](filled[name]) for name in self.slots], dim=1)
-        return torch.tanh(self.dense(side_by_side) / len(self.slots))
+    def stand_in(self, name: str, seen: Mapping[str, Tensor], labels: Tensor | None) -> Tensor:
+        """What takes the place of a missing modality, (B, D).
+
+        Args:
+            name: the modality.
+            seen: the representations of those that are there.
+            labels: classes of the examples, where these are known.
+        """
+        raise NotImplementedError
+
+    def forward(self, seen: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
+        """z, (B, D), of the representations of the modalities that are there, (B, D) each."""
+        filled = [seen[name] if name in seen else self.stand_in(name, seen, labels) for name in self.slots]
+        normed = [self.norms[name](slot) for name, slot in zip(self.slots, filled, strict=True)]
+        return torch.tanh(self.dense(torch.cat(normed, dim=1)) / len(self.slots))
+
+
+FUSION = "fusion"  # the module beside the backbone
+
+
+def insert(model: nn.Module, fusion: Slots) -> None:
+    """Insertion of a fusion between a model's backbone and its head."""
+    model.add_module(FUSION, fusion)
+    # A partial object refers to the copy where the model is copied.
+    model.forward = functools.partial(_answer, model)
+
+
+def fused(model: nn.Module, batch: Batch, labels: Tensor | None = None) -> tuple[dict[str, Tensor], Output]:
+    """The representations of the modalities that are there, each (B, D), and scores with z as features."""
+    fusion = cast(Slots, model.get_submodule(FUSION))
+    seen = represented(model, batch, fusion.slots)
+    features: Tensor = fusion(seen, labels)
+    return seen, Output(model.get_submodule(head_name(model))(features), features)
+
+
+def _answer(model: nn.Module, batch: Batch) -> Output:
+    return fused(model, batch)[1]
 
 
 def represented(model: nn.Module, batch: Batch, slots: Sequence[str]) -> dict[str, Tensor]:

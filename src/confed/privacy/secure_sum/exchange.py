@@ -246,45 +246,20 @@ class Tally:
 Expected = Callable[[str], Params | None]  # what a client's reply must carry
 
 
-def summing(
-    algorithm: Algorithm,
-    options: SecureSum,
-    exchange: Exchange,
-    round: int,
-    errors: dict[str, str] | None = None,
-    signatures: SignatureCheck | None = None,
-) -> Exchange:
-    """An exchange that answers every call of ``fit`` with the mean of the clients' answers, or the client's error.
+class SummedRound:
+    """Secure aggregation over the calls of one round, every ``fit`` of which is answered with the mean of all answers.
 
     It raises ValueError where a tensor has fewer than three senders, weights are no whole numbers or the integers too
     short for them, and RuntimeError where too few clients stay to the end of the four calls, or the sum is none of
     updates. A client whose weight is too large for the integers beside those of the others fails.
     """
-    refused = {} if errors is None else errors
-
-    def ask(calls: Sequence[Call]) -> Iterator[Reply]:
-        if not any(call.action == UPDATE for call in calls):
-            return exchange(calls)
-        return _Round(algorithm, options, exchange, calls, round, refused, signatures).replies()
-
-    return ask
-
-
-class _Round:
-    """Secure aggregation over the calls of one round."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        options: SecureSum,
-        exchange: Exchange,
-        calls: Sequence[Call],
-        round: int,
-        refused: dict[str, str],
-        signatures: SignatureCheck | None,
-    ) -> None:
+        self, algorithm: Algorithm, options: SecureSum, exchange: Exchange, calls: Sequence[Call], title: str,
+        refused: dict[str, str], signatures: SignatureCheck | None,
+    ) -> None:  # fmt: skip
         self._signatures = signatures
-        self.exchange, self.changes, self.title = exchange, algorithm.traits.changes, f"round {round + 1}"
+        self.exchange, self.changes, self.title = exchange, algorithm.traits.changes, title
         self.calls = {call.client.id: call for call in calls}
         self.sent = {name: _floating(call) for name, call in self.calls.items()}
         self.weights = {name: _whole(algorithm, call) for name, call in self.calls.items()}
@@ -327,13 +302,7 @@ class _Round:
         # Sites of one federation sign, all of them, or none does; one that is different cannot speak for the others.
         signed = 2 * sum("signature" in message.tensors for message in key_messages.values()) > len(key_messages)
         for name, message in list(key_messages.items()):
-            if not _are_keys(message.tensors):
-                self._leave_out(name, "its keys are none")
-                del key_messages[name]
-            elif signed and "signature" not in message.tensors:
-                self._leave_out(name, "its keys are not signed, and those of others are")
-                del key_messages[name]
-            elif signed and (problem := self._bad_signature(name, message.tensors)):
+            if problem := self._problem_of_keys(name, message.tensors, signed):
                 self._leave_out(name, problem)
                 del key_messages[name]
         if len(key_messages) < self.plan.threshold:
@@ -361,9 +330,13 @@ class _Round:
             tally.add(name, {int(n.removeprefix(PREFIX)): from_wire(t) for n, t in reply.tensors.items()})
         return tally
 
-    def _bad_signature(self, name: str, sent: Params) -> str:
-        """What is wrong with the signature of a member's keys; "" for nothing, or where it cannot be checked here."""
-        if self._signatures is None:
+    def _problem_of_keys(self, name: str, sent: Params, signed: bool) -> str:
+        """What is wrong with a member's keys, or with their signature where it can be checked here; "" for nothing."""
+        if not _are_keys(sent):
+            return "its keys are none"
+        if signed and "signature" not in sent:
+            return "its keys are not signed, and those of others are"
+        if not signed or self._signatures is None:
             return ""
         keys = Keys(as_bytes(sent["seal"]), as_bytes(sent["mask"]))
         try:

@@ -8,7 +8,6 @@ degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
 
 import importlib.util
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,8 @@ PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
 SHARE = 33  # bytes of a share
 
 
-def _drawn(_: int) -> int:
-    return secrets.randbelow(PRIME)
-
-
-def split_secret(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int] = _drawn) -> list[bytes]:
-    """Shares of a secret, beginning with holder 1."""
+def split_secret(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int]) -> list[bytes]:
+    """Shares of a secret by a polynomial with these coefficients, beginning with holder 1."""
     if len(secret) != 32:
         raise ValueError(f"a secret must have 32 bytes, got {len(secret)}")
     if not 1 <= threshold <= count:
