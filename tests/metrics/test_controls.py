@@ -21,7 +21,7 @@ from confed.report.comparison import compare_runs
 from confed.report.report import render
 from confed.report.tables.control_marks import SIGN, controls_table
 from confed.report.tables.methods import paper_table, results_table
-from confed.report.tables.models import model_studies, model_tables
+from confed.report.tables.models import OVERALL, model_studies, model_tables
 from confed.report.tables.sweep import Stage, sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.records import record_of
@@ -341,11 +341,11 @@ def test_a_model_counts_for_no_pair_of_methods_that_fail_with_it():
         studies[model] = StudyResults(Path(), "", tuple(runs))
     models = model_studies(studies)
     tables = model_tables(models)
-    by_key = {(row[0].text, row[1].text): row[2].text for row in tables["pairs"].rows}
+    by_key = {(row[0].text, row[1].text): row[2].text for row in tables["pairs"][OVERALL].rows}
     assert by_key == {("a", "b"): "2", ("a", "c"): "3", ("b", "c"): "3"}
-    marks = {row[0].text: [SIGN in cell.text for cell in row[1:]] for row in tables["models"].rows}
+    marks = {row[0].text: [SIGN in cell.text for cell in row[1:]] for row in tables["models"][OVERALL].rows}
     assert marks["small"] == [True, True, False]
     assert not any(marks["medium"] + marks["large"])
-    notes = tables["models"].notes
+    notes = tables["models"][OVERALL].notes
     assert any("a and b: not tested with small, where neither is shown to use its input." in text for text in notes)
     assert sum(text.startswith(f"{SIGN} Not shown") for text in notes) == 1

@@ -19,7 +19,7 @@ from confed.data.examples import FederatedDataset
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.comparison import compare
 from confed.report.tables.methods import paper_table
-from confed.report.tables.models import model_studies, model_tables, pairs_of, write_models
+from confed.report.tables.models import OVERALL, load_models, model_studies, model_tables, pairs_of, write_models
 from confed.report.tables.sweep import write_sweep
 from confed.results.folder import kind_of
 from confed.results.metric import metric_note, metric_of, types_in_order
@@ -448,9 +448,12 @@ def test_models_of_one_label_are_told_apart(tmp_path: Path) -> None:
     failed = {"recipe": "r", "methods": ["fedavg"], "runs": [{"method": "fedavg", "seed": 0}]}
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "summary.json").write_text(json.dumps({**failed, "errors": {"fedavg/seed-0": "no <room>"}}))
-    studies, _ = write_models(tmp_path, {"a": "MCAN", "b": "MCAN", "c": "BAN", "d": "MFB"})
+    models = {"a": "MCAN", "b": "MCAN", "c": "BAN", "d": "MFB"}
+    studies = load_models(tmp_path, models)
+    tables = model_tables(studies)
+    write_models(tmp_path, studies, tables, models)
     assert list(studies.studies) == ["MCAN (a)", "MCAN (b)"]
-    notes = "\n".join(model_tables(studies)["models"].notes)
+    notes = "\n".join(tables["models"][OVERALL].notes)
     assert "BAN: " in notes
     assert "no <room>" in notes
     assert "MFB: nothing has been run yet" in notes
@@ -549,7 +552,7 @@ def test_metrics_that_differ_are_not_tested_over_models(tmp_path: Path) -> None:
     models = model_studies({model: load(tmp_path / model) for model in "abc"})
     assert pairs_of(models) == [("fedavg", "fedprox")]
     assert pairs_of(models, ["fedavg"]) == [("fedprox", "fedavg")]
-    notes = model_tables(models)["models"].notes
+    notes = model_tables(models)["models"][OVERALL].notes
     assert any("Not tested against each other: FedAvg and FedP³: the metrics differ" in note for note in notes)
 
 

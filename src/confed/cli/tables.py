@@ -77,10 +77,11 @@ def show_comparison(
     comparison = compare_folders(places, references or None, judged.margin, headline)
     studies = [load(place) for place in places]
     backbones, several = _by_backbone(studies, headline), _by_model(folders, studies, headline)
+    shown = None if several is None else model_tables(several, references or None)
     relative_rows = comparison.relative(judged.relative) if judged.relative else None
     if out is not None:
         texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
-        texts |= {} if several is None else model_files(several, references or None)
+        texts |= {} if shown is None else model_files(shown)
         write_files(out, texts)
         if relative_rows is not None:
             write_files(out, comparison.relative_files(judged.relative))
@@ -93,8 +94,7 @@ def show_comparison(
     print_tables([] if backbones is None else [backbones])
     print_table(comparison.rich())
     print_tables([] if relative_rows is None else [relative_rows])
-    shown = {} if several is None else model_tables(several, references or None)
-    print_tables(shown[name] for name in shown_first(shown))
+    print_tables([] if shown is None else shown_first(shown))
 
 
 def _places(folders: Sequence[Path]) -> list[Path]:
@@ -207,13 +207,14 @@ def _of_models(root: Path, sweep: Sweep) -> tuple[dict[str, Any], list[Table], l
     for absent in [name for name in sweep.references if name not in finished_methods]:
         complain(f"reference {absent!r} has no finished run", "note")
     references = sweep.present(finished_methods)
-    studies, paths = write_models(root, sweep.models, references)
+    studies = load_models(root, sweep.models)
     pairs, tables = pairs_of(studies, references), model_tables(studies, references)
+    paths = write_models(root, studies, tables, sweep.models)
     tests: dict[str, list[dict[str, Any]]] = {}
     for measure, cells in studies.measures.items():
         tests[measure] = [asdict(pair) for pair in pairs_over_models(cells, pairs)]
     result = {"kind": studies.view, "values": studies.measures, "pairs": tests}
-    return result, [tables[name] for name in shown_first(tables)], paths
+    return result, shown_first(tables), paths
 
 
 def show_tuning(folder: Path, rows: Sequence[TunedRow]) -> None:

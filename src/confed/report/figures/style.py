@@ -337,31 +337,16 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     """Positions near the wanted ones in the same order, at least ``gap`` apart; evenly spaced without room."""
     if not wanted:
         return []
-    if (len(wanted) - 1) * gap > high - low:
-        gap = (high - low) / (len(wanted) - 1)
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    # Blocks of positions that touch, each centred on the mean of what its members want.
-    blocks: list[list[int]] = []
-    for i in order:
-        blocks.append([i])
-        while len(blocks) > 1 and _start(blocks[-1], wanted, gap, low, high) < (
-            _start(blocks[-2], wanted, gap, low, high) + gap * len(blocks[-2])
-        ):
-            last = blocks.pop()
-            blocks[-1] += last
-    placed = [0.0] * len(wanted)
-    for block in blocks:
-        start = _start(block, wanted, gap, low, high)
-        for position, i in enumerate(block):
-            placed[i] = start + gap * position
-    return placed
-
-
-def _start(block: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
-    """The lowest position of a block."""
-    length = gap * (len(block) - 1)
-    centre = sum(wanted[i] for i in block) / len(block)
-    return min(max(centre - length / 2, low), high - length)
+    order = np.argsort(wanted, kind="stable")
+    distances = min(gap, (high - low) / max(len(wanted) - 1, 1)) * np.arange(len(wanted))
+    # Less their distances to the first, positions must not fall: isotonic regression, by its max-min formula.
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(wanted)[order] - distances)])
+    first, last = np.indices((len(wanted), len(wanted)))
+    means = np.where(first <= last, (sums[last + 1] - sums[first]) / np.maximum(last + 1 - first, 1), np.inf)
+    rising = np.array([means[: i + 1, i:].min(axis=1).max() for i in range(len(wanted))])
+    placed = np.empty(len(wanted))
+    placed[order] = rising.clip(low, high - distances[-1]) + distances
+    return placed.tolist()
 
 
 def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", palette: Palette) -> None:

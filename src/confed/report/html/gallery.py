@@ -1,10 +1,11 @@
 """HTML gallery of samples: a card per sample and method, and a table of all methods side by side.
 
 Cards are of questions with the models' answers and attention maps, of pictures with their captions, or of examples with
-labels and the attention of each label.
+labels and the attention of each label. What a card says is read here; how it looks is in ``templates/gallery.html``.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,196 +16,173 @@ from confed.report.html.page import Tabs, component
 from confed.results.runs import StudyResults
 from confed.results.summary import number
 
-Sample = Mapping[str, Any]
+Sample = Mapping[str, Any]  # an entry of `gallery.json`
+Card = dict[str, Any]
 
 _STRIP = 6  # labels whose attention is drawn below an example
 
 
-def place_of(sample: Sample) -> str:
+def gallery(study: StudyResults, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
+    """Cards of all samples, one tab per method, and first a table of all methods."""
+    card_of = _labelled if labels else _asked
+    cards: dict[str, list[Card]] = {}
+    for run in study.runs:
+        if run.method not in cards and (samples := [sample for sample in run.gallery() if _is_shown(sample, labels)]):
+            cards[run.method] = [card_of(sample, store) for sample in samples]
+    if not cards:
+        return ""
+    every, several = list(chain.from_iterable(cards.values())), len(cards) > 1
+    again = "to be heard under “All methods”" if several else "to be heard further up"
+    panels: list[tuple[str, str]] = []
+    if several:  # sounds are in the first panel
+        names, captioned = [study.labels[method] for method in cards], any(card.get("captioned") for card in every)
+        panels.append(("All methods", component("glance", labels, captioned, names, _rows(cards), template="gallery")))
+    for method, of_method in cards.items():
+        panels.append((study.labels[method], component("cards", labels, of_method, again, template="gallery")))
+    head = component("label_marks", any(card["strips"] for card in every), template="gallery") if labels else ""
+    return head + tabs(panels, _shown(study, cards, labels) if several else 0)
+
+
+def _is_shown(sample: Sample, labels: bool) -> bool:
+    """Whether a sample has labels, or is a test question; a filter's training questions have a section of their own."""
+    return isinstance(sample.get("labels"), list) if labels else "forgotten" not in sample
+
+
+def _rows(cards: Mapping[str, Sequence[Card]]) -> list[tuple[Card, list[Card | None]]]:
+    """Each sample, and its card of every method."""
+    keyed: list[dict[tuple[str, ...], Card]] = []
+    for of_method in cards.values():
+        keyed.append({card["key"]: card for card in of_method})
+    rows: list[tuple[Card, list[Card | None]]] = []
+    for key in dict.fromkeys(chain.from_iterable(keyed)):
+        of_methods = [by_key.get(key) for by_key in keyed]
+        rows.append((next(card for card in of_methods if card), of_methods))
+    return rows
+
+
+def _shown(study: StudyResults, cards: Mapping[str, Sequence[Card]], labels: bool) -> int:
+    """The tab in front: of labels the first method that is no bound, else the last whose cards are of both models."""
+    if labels:
+        return 1 + next((i for i, method in enumerate(cards) if not study.of(method)[0].summary.is_bound), 0)
+    both = [tab for tab, of_method in enumerate(cards.values(), 1) if any(len(card["views"]) > 1 for card in of_method)]
+    return max(both, default=0)
+
+
+def _place(sample: Sample) -> str:
     """Place of a sample, with a remark where it is unseen."""
     return f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
 
 
-def views_of(sample: Sample) -> list[tuple[str, Sample]]:
+def _views(sample: Sample) -> dict[str, Sample]:
     """What the global and the personal model say of a sample, of those that there are."""
-    return [(view, given) for view in ("global", "personal") if isinstance(given := sample.get(view), Mapping)]
+    return {view: sample[view] for view in ("global", "personal") if isinstance(sample.get(view), Mapping)}
 
 
-class AnswerCards:
-    """Test questions with answers, or captions."""
-
-    style = ""
-    note = (
-        "P: the personal model of the place's client; G: the global model. An unseen place has no client, so only the "
-        "global model is asked."
-    )
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-
-    def takes(self, sample: Sample) -> bool:
-        """Whether a sample is a test question; what a filter picks for training questions has a section of its own."""
-        return "forgotten" not in sample
-
-    def key(self, sample: Sample) -> tuple[str, ...]:
-        """Place, question, right answer and inputs."""
-        return tuple(
-            str(sample.get(field, "")) for field in ("place", "question", "answer", "image", "sound", "series")
-        )
-
-    def introduction(self, samples: Sequence[Sample]) -> str:
-        """Nothing."""
-        del samples
-        return ""
-
-    def card(self, sample: Sample, again: str) -> str:
-        """One question to one method's two models; ``again`` says where a sound is that was shown before."""
-        picture, second = self._store.add(sample.get("image")), self._store.add(sample.get("image2"))
-        has, captions, choices = sample.get("has"), sample.get("captions"), sample.get("choices")
-        answers = [_answer(view, given, str(sample.get("answer", "")), picture) for view, given in views_of(sample)]
-        values = {
-            "place": place_of(sample),
-            "type": str(sample.get("type", "")),
-            "question": str(sample.get("question", "")),
-            "pictured": not (isinstance(has, list) and "image" not in has),
-            "pictures": [name for name in (picture, second) if name] if picture else [],
-            "others_html": self._others(sample, again),
-            "choices": [str(choice) for choice in choices] if isinstance(choices, list) else None,
-            "captioned": isinstance(captions, list),
-            "truth": _right(sample),
-            "answers": answers,
-        }
-        return component("question", values, template="gallery")
-
-    def heading(self, samples: Sequence[Sample]) -> str:
-        """What the second column holds."""
-        captioned = any("captions" in sample for sample in samples)
-        return "what people say" if captioned else "question and correct answer"
-
-    def row(self, sample: Sample) -> tuple[str, str]:
-        """Picture, or pair, and question with its right answer."""
-        picture = self._store.add(sample.get("image"))
-        second = self._store.add(sample.get("image2"))
-        bare = not picture and isinstance(sample.get("has"), list)
-        text = component(
-            "asked", str(sample.get("question", "")), _right(sample), place_of(sample),
-            self._others(sample, "to be heard further up"), template="gallery",
-        )  # fmt: skip
-        return component("small_pictures", None if bare else picture, second, template="gallery"), text
-
-    def cell(self, given: Sample) -> str:
-        """The answers of a method's personal and its global model."""
-        truth = _right(given)
-        answers = [(view[0].upper(), _verdict(answer, truth)) for view, answer in reversed(views_of(given))]
-        return component("answer_pairs", answers, template="gallery")
-
-    def shown(self, study: StudyResults, samples: Mapping[str, Sequence[Sample]]) -> int:
-        """The last method whose clients have models of their own: its cards show where a model looked."""
-        del study
-        last = 0
-        for panel, method_samples in enumerate(samples.values(), 1):
-            if any(sample.get("global") and sample.get("personal") for sample in method_samples):
-                last = panel
-        return last
-
-    def _others(self, sample: Sample, again: str) -> str:
-        """The sound and the values of sensors, and which modalities there are."""
-        html = modalities_line(sample.get("has"), sample.get("lacks"))
-        recording = read(sample.get("sound"))
-        if recording is not None:
-            seconds = number(sample["sound"].get("seconds"))
-            html = player(recording, seconds, "" if self._store.first(recording) else again) + html
-        return series_plot(sample.get("series")) + html
+# Test questions with answers, or captions ---------------------------------------------------------------------
 
 
-def _right(sample: Sample) -> str:
-    """The right answer, or all captions."""
-    captions = sample.get("captions")
-    return " · ".join(map(str, captions)) if isinstance(captions, list) else str(sample.get("answer", ""))
+def _asked(sample: Sample, store: ImageStore) -> Card:
+    """One question to one method's two models."""
+    has, captions, choices = sample.get("has"), sample.get("captions"), sample.get("choices")
+    captioned = isinstance(captions, list)
+    truth = " · ".join(map(str, captions)) if captioned else str(sample.get("answer", ""))
+    picture, second = store.add(sample.get("image")), store.add(sample.get("image2"))
+    inputs = ("place", "question", "answer", "image", "sound", "series")
+    return {
+        "key": tuple(str(sample.get(name, "")) for name in inputs),
+        "place": _place(sample),
+        "type": str(sample.get("type", "")),
+        "question": str(sample.get("question", "")),
+        "picture": picture,
+        "second": second,
+        "modal": isinstance(has, list),
+        "pictured": not (isinstance(has, list) and "image" not in has),
+        "others": partial(_others, sample, store),
+        "choices": [str(choice) for choice in choices] if isinstance(choices, list) else None,
+        "captioned": captioned,
+        "truth": truth,
+        "views": {view: _answer(given, truth) for view, given in _views(sample).items()},
+    }
 
 
-def _verdict(given: Sample, truth: str) -> dict[str, Any]:
-    """The answer and whether it is right; of a caption its CIDEr, which says how near it is."""
+def _others(sample: Sample, store: ImageStore, again: str) -> str:
+    """The sound and the values of sensors, and which modalities there are; ``again`` says where a sound is heard."""
+    html = modalities_line(sample.get("has"), sample.get("lacks"))
+    recording = read(sample.get("sound"))
+    if recording is not None:
+        seconds = number(sample["sound"].get("seconds"))
+        html = player(recording, seconds, "" if store.first(recording) else again) + html
+    return series_plot(sample.get("series")) + html
+
+
+def _answer(given: Sample, truth: str) -> dict[str, Any]:
+    """One model's answer, its probability and whether it is right; of a caption its CIDEr; where the model looked."""
     answer, cider = str(given.get("answer", "")), number(given.get("cider"))
-    return {"answer": answer, "cider": None if cider is None else f"{100 * cider:.0f}", "right": answer == truth}
-
-
-def _answer(view: str, given: Sample, truth: str, picture: str) -> dict[str, Any]:
-    """One model's answer, its probability, and the picture under its attention."""
     probability = number(given.get("probability"))
     return {
-        "view": view,
-        "verdict": _verdict(given, truth),
+        "answer": answer,
+        "right": answer == truth,
+        "cider": None if cider is None else f"{100 * cider:.0f}",
         "percent": None if probability is None else f"{100 * probability:.0f}",
-        "picture": picture,
         "layer_html": attention_overlay(given.get("attention"), given.get("boxes")),
     }
 
 
-class LabelCards:
-    """Samples with labels."""
+# Examples with labels -----------------------------------------------------------------------------------------
 
-    style = "labels"
-    note = "What the global model predicts or misses (the personal one where there is no global one)."
 
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-
-    def takes(self, sample: Sample) -> bool:
-        """Whether a sample has labels."""
-        return isinstance(sample.get("labels"), list)
-
-    def key(self, sample: Sample) -> tuple[str, ...]:
-        """Place and name."""
-        return str(sample.get("place", "")), str(sample.get("name", ""))
-
-    def introduction(self, samples: Sequence[Sample]) -> str:
-        """What the marks mean."""
-        return component("label_marks", any(_strips(sample) for sample in samples), template="gallery")
-
-    def card(self, sample: Sample, again: str) -> str:
-        """One example, what the method's two models say of it, and where labels looked."""
-        del again
-        picture = self._store.add(sample.get("image"))
-        values = {
-            "place": place_of(sample) + (f" · {sample['type']}" if sample.get("type") else ""),
-            "text": str(sample["text"]) if "text" in sample else None,
-            "picture": picture,
-            "truth": ", ".join(map(str, sample["labels"])) or "none",
-            "views": [(view, *_bars(given, _threshold(sample))) for view, given in views_of(sample)],
-            "strips_html": _strip(sample, picture),
+def _labelled(sample: Sample, store: ImageStore) -> Card:
+    """One example, what the method's two models say of it, and where labels looked."""
+    stated = number(sample.get("threshold"))
+    threshold, picture = 0.5 if stated is None else stated, store.add(sample.get("image"))
+    views: dict[str, dict[str, Any]] = {}
+    for view, given in _views(sample).items():
+        entries = given.get("labels")
+        listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+        told = [(_name(e), bool(e.get("there")), _probability(e) >= threshold) for e in listed]
+        views[view] = {
+            "entries": listed,
+            "told": [entry for entry in told if entry[1] or entry[2]],
+            "rows_html": "".join(bar(_name(e), _probability(e), threshold, bool(e.get("there"))) for e in listed),
+            "others": int(number(given.get("others")) or 0),
         }
-        return component("labelled", values, template="gallery")
+    return {
+        "key": (str(sample.get("place", "")), str(sample.get("name", ""))),
+        "place": _place(sample),
+        "type": sample.get("type"),
+        "text": str(sample["text"]) if "text" in sample else None,
+        "picture": picture,
+        "second": "",
+        "truth": ", ".join(map(str, sample["labels"])),
+        "views": views,
+        "words": isinstance(sample.get("words"), list),
+        "strips": _strips([view["entries"] for view in views.values()], sample.get("words"), picture, threshold),
+    }
 
-    def heading(self, samples: Sequence[Sample]) -> str:
-        """What the second column holds."""
-        del samples
-        return "labels that are there"
 
-    def row(self, sample: Sample) -> tuple[str, str]:
-        """Picture, and text with the right labels."""
-        picture, text = self._store.add(sample.get("image")), str(sample["text"]) if "text" in sample else None
-        truth = ", ".join(map(str, sample["labels"])) or "no label"
-        return (
-            component("small_pictures", picture, "", template="gallery"),
-            component("truth", text, truth, place_of(sample), template="gallery"),
-        )
+def _strips(views: Sequence[Sequence[Sample]], tokens: object, picture: str, threshold: float) -> list[tuple[str, str]]:
+    """Labels of the first model that says where it looked, those predicted or there first, each with its attention."""
+    for listed in views:
+        looked = [entry for entry in listed if entry.get("attention") is not None]
+        if looked:
+            looked.sort(key=lambda entry: not (entry.get("there") or _probability(entry) >= threshold))
+            strips: list[tuple[str, str]] = []
+            for entry in looked[:_STRIP]:
+                weights = entry["attention"]
+                if not isinstance(tokens, list):
+                    strips.append((_name(entry), attention(picture, weights)))
+                elif isinstance(weights, list):
+                    strips.append((_name(entry), words(tokens, weights)))
+            return strips
+    return []
 
-    def cell(self, given: Sample) -> str:
-        """What a method's global model predicts, or the personal one without such."""
-        if not (views := views_of(given)):
-            return ""
-        threshold, (_, view_samples) = _threshold(given), views[0]
-        entries = [
-            (str(e.get("label", "")), bool(e.get("there")), (number(e.get("probability")) or 0.0) >= threshold)
-            for e in _entries(view_samples)
-        ]
-        entries = [entry for entry in entries if entry[1] or entry[2]]
-        return component("predicted", entries, int(number(view_samples.get("others")) or 0), template="gallery")
 
-    def shown(self, study: StudyResults, samples: Mapping[str, Sequence[Sample]]) -> int:
-        """The first method that is no bound."""
-        return 1 + next((i for i, m in enumerate(samples) if not study.of(m)[0].summary.is_bound), 0)
+def _name(entry: Sample) -> str:
+    return str(entry.get("label", ""))
+
+
+def _probability(entry: Sample) -> float:
+    return number(entry.get("probability")) or 0.0
 
 
 def bar(label: str, probability: float, threshold: float, present: bool | None, beside: str = "") -> str:
@@ -238,77 +216,3 @@ def words(tokens: Sequence[str], weights: Sequence[float]) -> str:
         if token not in ("[CLS]", "[SEP]", "[PAD]")
     ]
     return component("words", cells, template="gallery")
-
-
-def _entries(given: Sample) -> list[Sample]:
-    labels = given.get("labels")
-    return [entry for entry in labels if isinstance(entry, Mapping)] if isinstance(labels, list) else []
-
-
-def _bars(given: Sample, threshold: float) -> tuple[str, int]:
-    """HTML of the labels that a model was asked for, and how many more there are."""
-    rows = "".join(
-        bar(str(entry.get("label", "")), number(entry.get("probability")) or 0.0, threshold, bool(entry.get("there")))
-        for entry in _entries(given)
-    )
-    return rows, int(number(given.get("others")) or 0)
-
-
-def _strips(sample: Sample) -> list[Sample]:
-    """The labels of the first model that says where it looked: those predicted or there before the others."""
-    for _, given in views_of(sample):
-        entries = [entry for entry in _entries(given) if entry.get("attention") is not None]
-        if entries:
-            threshold = _threshold(sample)
-            return sorted(entries, key=lambda e: not (e.get("there") or e.get("probability", 0) >= threshold))[:_STRIP]
-    return []
-
-
-def _strip(sample: Sample, picture: str) -> str:
-    """HTML of the attention of labels to the example."""
-    tokens, strips = sample.get("words"), _strips(sample)
-    if isinstance(tokens, list):
-        shown = [e for e in strips if isinstance(e.get("attention"), list)]
-        rows = [(str(e.get("label", "")), words(tokens, e["attention"])) for e in shown]  # pyright: ignore[reportUnknownArgumentType]
-        return component("looks", rows, template="gallery")
-    cells = [(str(e.get("label", "")), attention(picture, e["attention"])) for e in strips]
-    return component("strip", [cell for cell in cells if cell[1]], template="gallery")
-
-
-def _threshold(sample: Sample) -> float:
-    threshold = number(sample.get("threshold"))
-    return 0.5 if threshold is None else threshold
-
-
-def gallery(study: StudyResults, tabs: Tabs, store: ImageStore, *, labels: bool = False) -> str:
-    """Cards of all samples, one tab per method, and first a table of all methods."""
-    cards = LabelCards(store) if labels else AnswerCards(store)
-    samples: dict[str, list[Sample]] = {}
-    for run in study.runs:
-        if run.method not in samples and (taken := [sample for sample in run.gallery() if cards.takes(sample)]):
-            samples[run.method] = taken
-    if not samples:
-        return ""
-    # Sounds are in the first panel.
-    panels = [("All methods", _glance(cards, samples, study.labels))] if len(samples) > 1 else []
-    again = "to be heard under “All methods”" if panels else "to be heard further up"
-    for method, method_samples in samples.items():
-        of_method = [cards.card(sample, again) for sample in method_samples]
-        panels.append((study.labels[method], component("cards", cards.style, of_method, template="gallery")))
-    shown = cards.shown(study, samples) if len(panels) > 1 else 0
-    return cards.introduction(list(chain.from_iterable(samples.values()))) + tabs(panels, shown)
-
-
-def _glance(cards: AnswerCards | LabelCards, samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str]) -> str:
-    """A row per sample, a column per method."""
-    keyed: dict[str, dict[tuple[str, ...], Mapping[str, Any]]] = {}
-    for m, method_samples in samples.items():
-        keyed[m] = {cards.key(sample): sample for sample in method_samples}
-    rows: list[tuple[str, str, list[str]]] = []
-    for key in dict.fromkeys(chain.from_iterable(keyed.values())):
-        of_methods = [of_method.get(key) for of_method in keyed.values()]
-        first = next(sample for sample in of_methods if sample is not None)
-        cells = ["" if sample is None else cards.cell(sample) for sample in of_methods]
-        rows.append((*cards.row(first), cells))
-    heading = cards.heading(list(chain.from_iterable(samples.values())))
-    return component("glance", heading, [labels[m] for m in keyed], rows, cards.note, template="gallery")

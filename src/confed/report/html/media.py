@@ -15,14 +15,13 @@ import hashlib
 import io
 import math
 import wave
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from PIL import Image
 
-from confed.results.summary import number
+from confed.report.html.page import component
+from confed.results.summary import mapping, number
 
 WIDTH, HEIGHT = 256, 64  # units of a drawing
 COLUMNS = 128  # vertical strokes of a waveform
@@ -66,14 +65,14 @@ def player(recording: Recording, seconds: float | None = None, elsewhere: str = 
     played = len(recording.samples) / recording.rate
     cut = seconds is not None and seconds > played + 0.01
     length = f"the first {played:.1f} s of {seconds:.1f} s" if cut else f"{played:.1f} s"
-    text = escape(f"sound, {length}" + (f"; {elsewhere}" if elsewhere else ""))
-    source = f"data:audio/wav;base64,{recording.text}"
-    controls = f'<audio controls preload=none src="{source}"></audio>' if not elsewhere else ""
-    return f"<div class=sound>{_waveform(recording.samples)}{controls}<small>{text}</small></div>"
+    text = f"sound, {length}" + (f"; {elsewhere}" if elsewhere else "")
+    size = {"width": WIDTH, "height": HEIGHT}
+    wav = "" if elsewhere else recording.text
+    return component("sound", size, _waveform(recording.samples), wav, text, template="gallery")
 
 
 def _waveform(samples: np.ndarray) -> str:
-    """Strokes from the lowest to the highest value of each part, drawn as loud as the loudest sample."""
+    """Path of strokes from the lowest to the highest value of each part, drawn as loud as the loudest sample."""
     parts = np.array_split(samples.astype(np.int64), min(COLUMNS, len(samples)))
     loudest = max(1, int(np.abs(samples.astype(np.int64)).max()))
     middle, scale, step = HEIGHT / 2, (HEIGHT / 2 - 2) / loudest, WIDTH / len(parts)
@@ -81,54 +80,39 @@ def _waveform(samples: np.ndarray) -> str:
     for i, values in enumerate(parts):
         low, high = middle - scale * int(values.min()), middle - scale * int(values.max())
         path += f"M{step * (i + 0.5):.1f} {low + 0.5:.1f}V{high - 0.5:.1f}"
-    return _drawing(f'<path d="{path}" stroke="var(--m1)" stroke-width="1.5"/>', "waveform")
+    return path
 
 
 def series_plot(entry: object) -> str:
     """A line per channel on one scale, with their names below, as HTML; empty without usable values."""
-    if not isinstance(entry, Mapping):
-        return ""
-    fields: Mapping[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
+    fields = mapping(entry)
+    names, steps = fields.get("channels"), number(fields.get("steps"))
     try:
         values = np.asarray(fields.get("values"), dtype=np.float64)
     except (TypeError, ValueError):
         return ""
-    names = fields.get("channels")
     usable = values.ndim == 2 and values.size and np.isfinite(values).all()
-    if not usable or not isinstance(names, list) or len(names) < len(values):  # pyright: ignore
+    if not usable or not isinstance(names, list) or len(names) < len(values):
         return ""
-    shown = [str(name) for name in names[: len(values)]]  # pyright: ignore
     low, high = float(values.min()), float(values.max())
     scale = (HEIGHT - 4) / (high - low) if high > low else 0.0
     across = (WIDTH - 4) / max(1, values.shape[1] - 1)
-    lines = legend = ""
-    for k, (name, channel) in enumerate(zip(shown, values.tolist(), strict=True)):
-        points = " ".join(f"{2 + across * i:.1f},{HEIGHT - 2 - scale * (v - low):.1f}" for i, v in enumerate(channel))
-        lines += f'<polyline points="{points}" stroke="var(--m{k + 1})" stroke-width="1.2"/>'
-        legend += f'<span style="color:var(--m{k + 1})">{escape(name)}</span> '
-    more = len(names) - len(shown)  # pyright: ignore
-    steps = number(fields.get("steps"))
-    words = f"{legend}{f'and {more} more, ' if more else ''}{low:.3g} to {high:.3g}"
-    words += f", {steps:.0f} steps" if steps is not None and math.isfinite(steps) else ""
-    return f"<div class=sound>{_drawing(lines, 'series')}<small>{words}</small></div>"
-
-
-def _drawing(inner: str, what: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" fill="none" role="img" '
-        f'aria-label="{what}">{inner}</svg>'
-    )
+    lines: list[tuple[str, str]] = []
+    for name, channel in zip(names, values.tolist(), strict=False):
+        points = [f"{2 + across * i:.1f},{HEIGHT - 2 - scale * (v - low):.1f}" for i, v in enumerate(channel)]
+        lines.append((str(name), " ".join(points)))
+    words = f"{low:.3g} to {high:.3g}" + ("" if steps is None else f", {steps:.0f} steps")
+    size = {"width": WIDTH, "height": HEIGHT}
+    return component("series", size, lines, len(names) - len(lines), words, template="gallery")
 
 
 def modalities_line(has: object, lacks: object) -> str:
     """Present and missing modalities of a sample as HTML; empty where unknown."""
-    parts = [("has", _words(has)), ("lacks", _words(lacks))]
-    text = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
-    return f"<small class=has>{escape(text)}</small>" if text else ""
-
-
-def _words(names: object) -> Sequence[str]:
-    return [str(name) for name in names] if isinstance(names, list) else []  # pyright: ignore
+    said = {"has": has, "lacks": lacks}
+    parts = [
+        f"{word} {', '.join(map(str, names))}" for word, names in said.items() if isinstance(names, list) and names
+    ]
+    return component("modalities", "; ".join(parts), template="gallery")
 
 
 # Pictures -----------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ and 8.12).
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -220,27 +219,16 @@ def _samples(gallery: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _card(sample: Mapping[str, Any], store: ImageStore) -> str:
-    picture, truth = store.add(sample.get("image")), str(sample.get("answer", ""))
-    return (
-        f"<div class=card><h3><small>{escape(str(sample.get('place', '')))} · {escape(str(sample.get('type', '')))}"
-        f"</small>{escape(str(sample.get('question', '')))}</h3>"
-        f'<div class="picture p256 {picture}"></div>'
-        f"<div class=answers><div class=truth>Correct answer: <b>{escape(truth)}</b></div>"
-        f"{''.join(_answer_bars(sample['forgotten'].get('answers') or (), truth))}</div></div>"
-    )
-
-
-def _answer_bars(entries: Sequence[Any], truth: str) -> Iterator[str]:
-    """Each answer's r as a bar, and what the models think of it."""
-    for entry in entries:
+    """A question, with each answer's r as a bar and what the models think of it."""
+    answers: list[dict[str, str]] = []
+    for entry in sample["forgotten"].get("answers") or ():
         if isinstance(entry, Mapping):
-            r, teacher, student = (number(entry.get(name)) or 0.0 for name in ("r", "teacher", "student"))
-            name = str(entry.get("answer", ""))
-            style = " class=right" if name == truth else ""
-            yield (
-                f'<div><b{style}>{escape(name)}</b><div class=bar><i style="width:{100 * r:.1f}%"></i></div>'
-                f"<small>r {_percent(r)} · T {_percent(teacher)} · S {_percent(student)}</small></div>"
-            )
+            shares = {name: number(entry.get(name)) or 0.0 for name in ("r", "teacher", "student")}
+            shown = {name: _percent(share) for name, share in shares.items()}
+            answers.append({"answer": str(entry.get("answer", "")), "width": f"{100 * shares['r']:.1f}", **shown})
+    texts = {name: str(sample.get(name, "")) for name in ("place", "type", "question")}
+    card = {**texts, "picture": store.add(sample.get("image")), "truth": str(sample.get("answer", ""))}
+    return page.component("filtered", {**card, "answers": answers}, template="gallery")
 
 
 def _percent(share: float) -> str:

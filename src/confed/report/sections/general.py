@@ -252,7 +252,7 @@ def question_types(study: StudyResults, tabs: Tabs) -> str:
     views = tuple(View) if judged(study) is View.DEPLOYED and not study.single else TESTED
     panels: list[tuple[str, str]] = []
     for view in views:
-        by_method = {m: values for m in study.methods if (values := _by_type(study.of(m), view))}
+        by_method = {m: values for m in study.methods if (values := means_by_type(study.of(m), view))}
         kinds = types_in_order(chain.from_iterable(by_method.values()))
         if kinds:
             title = view.words if view is View.DEPLOYED else view.heading
@@ -429,14 +429,6 @@ def _matrix(study: StudyResults, method: str) -> str:
         rows.append(("global model", last))
     at_home = {owner: owner for owner in owners}
     return page.heatmap("model of", places, rows, framed=at_home, by_column=True, sections=int(present))
-
-
-def _by_type(runs: Sequence[RunResults], view: View) -> dict[str, float]:
-    """Type -> mean over seeds and the places where it occurs, without clients that left."""
-    tables: list[Mapping[str, float]] = []
-    for run in runs:
-        tables += [values for place, values in run.summary.types(view).items() if place not in run.left]
-    return means_by_type(tables)
 
 
 # Errors, data, settings ---------------------------------------------------------------------------------------

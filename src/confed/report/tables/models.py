@@ -4,7 +4,7 @@ A model counts once, with its mean over seeds, so that n models give n pairs. Di
 BiCSL's table 2 is one: seven models, centralised and split contrastive learning, all questions and three types.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -59,6 +59,7 @@ OVERALL = "overall"  # the measure over all types of question; the others are th
 ALL_PAIRS_UP_TO = 6  # with more methods than this, pairs are those with a reference only
 FEW_TYPES = 4  # with more types of question than this their tables are left to the files and the page
 Cells = Mapping[str, Mapping[str, Mapping[int, float]]]  # method -> model -> seed -> value
+Tables = Mapping[str, Mapping[str, Table]]  # "models" (values), "pairs" (tests) or "differences" -> measure -> table
 
 # Studies of several models ------------------------------------------------------------------------------------
 
@@ -114,11 +115,8 @@ class ModelStudies:
 
     def references(self, names: Sequence[str] | None = None) -> tuple[str, ...]:
         """The methods that others are compared with; see :func:`confed.comparison.paired.baseline_methods`."""
-        methods: dict[str, dict[int, Record]] = {}
-        for method in self.labels:
-            records = dict(enumerate(record_of(run) for run in self.runs if run.method == method))
-            methods |= {method: records} if records else {}
-        return baseline_methods(methods, names)
+        firsts = {run.method: {run.seed: record_of(run)} for run in reversed(self.runs)}
+        return baseline_methods({method: firsts[method] for method in self.labels if method in firsts}, names)
 
 
 def _runs(studies: Mapping[str, StudyResults]) -> list[RunResults]:
@@ -156,9 +154,13 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
     order = max(shared.values(), key=lambda study: len(study.rows or study.labels)).rows
     labels = {method: labels[method] for method in dict.fromkeys((*order, *labels))}
     view = View.DEPLOYED if any(run.summary.deploys is not None for run in runs) else View.PERSONAL
-    types = types_in_order(chain.from_iterable(_types(run, view) for run in runs))
+    values: dict[str, Callable[[RunResults], float | None]] = {OVERALL: lambda run: run.summary.headline(view.mean)}
+    for kind in types_in_order(chain.from_iterable(means_by_type([run], view) for run in runs)):
+        values[kind] = lambda run, of=kind: means_by_type([run], view).get(of)
     further = further_of(runs)
-    measures = {name: _cells(shared, list(labels), view, name, further) for name in (OVERALL, *types, *further)}
+    for name, one in further.items():
+        values[name] = lambda run, of=one: of.mean(run.summary)
+    measures = {name: _cells(shared, list(labels), read) for name, read in values.items()}
     refused: dict[str, dict[str, str]] = {}
     blind: dict[str, list[str]] = {}
     for model, study in shared.items():
@@ -167,9 +169,7 @@ def model_studies(studies: Mapping[str, StudyResults], headline_key: str = "") -
             records.setdefault(run.method, {})[run.seed] = record_of(run)
         for method, others in refusals(records, [*MEANS_OF_VIEWS]).items():
             refused.setdefault(method, {}).update(others)
-        for method in labels:
-            if fails([record_of(run) for run in study.of(method) if run.complete], view.mean):
-                blind.setdefault(model, []).append(method)
+        blind[model] = [method for method, of_method in records.items() if fails(of_method.values(), view.mean)]
     return ModelStudies(shared, labels, view, measures, refused=refused, blind=blind, further=further)
 
 
@@ -206,34 +206,23 @@ def _common(
 
 
 def _cells(
-    studies: Mapping[str, StudyResults],
-    methods: Sequence[str],
-    view: View,
-    measure: str,
-    further: Mapping[str, Further],
+    studies: Mapping[str, StudyResults], methods: Sequence[str], read: Callable[[RunResults], float | None]
 ) -> Cells:
+    """What a function reads of the finished runs."""
     cells: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
     for model, study in studies.items():
         for run in study.runs:
-            value = _value(run, view, measure, further) if run.complete else None
+            value = read(run) if run.complete else None
             if value is not None:
                 cells[run.method].setdefault(model, {})[run.seed] = value
     return cells
 
 
-def _value(run: RunResults, view: View, measure: str, further: Mapping[str, Further]) -> float | None:
-    if measure == OVERALL:
-        return run.summary.headline(view.mean)
-    return further[measure].mean(run.summary) if measure in further else _types(run, view).get(measure)
-
-
-def _types(run: RunResults, view: View) -> dict[str, float]:
-    """Type of question -> mean over the places where it occurs, of a run's judged models."""
-    return means_by_type([values for place, values in run.summary.types(view).items() if place not in run.left])
-
-
-def means_by_type(places: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Type of question -> mean over those that have it."""
+def means_by_type(runs: Sequence[RunResults], view: View) -> dict[str, float]:
+    """Type of question -> mean over runs and the places where it occurs, without clients that left."""
+    places: list[Mapping[str, float]] = []
+    for run in runs:
+        places += [values for place, values in run.summary.types(view).items() if place not in run.summary.left]
     means: dict[str, float] = {}
     for kind in dict.fromkeys(chain.from_iterable(places)):
         mean = average([values.get(kind) for values in places])
@@ -245,7 +234,7 @@ def means_by_type(places: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # Tables -------------------------------------------------------------------------------------------------------
 
 
-def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[str] = ()) -> Table:
+def model_table(models: ModelStudies, measure: str = OVERALL) -> Table:
     """Models in rows, methods in columns: mean and standard deviation over seeds, and the mean over models."""
     cells, further = models.measures[measure], models.further.get(measure)
     methods = list(models.labels)
@@ -265,8 +254,9 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     columns = (Column("model", words=True), *(Column(label, unit=unit) for label in models.labels.values()))
     seeds = max(_numbers_of_seeds(cells), default=0)
     title = f"test {metric} in {unit} after the last round{models.subject(measure)}{over_seeds(seeds)}"
-    notes = (*notes, *bold_note(sections[0], "row"), *[MEANING] * bool(models.blind))
-    return Table(of_recipe(models.recipe, title), columns, tuple(sections), notes)
+    notes = _value_notes(models) if measure == OVERALL else []
+    notes += [*bold_note(sections[0], "row"), *[MEANING] * any(models.blind.values())]
+    return Table(of_recipe(models.recipe, title), columns, tuple(sections), tuple(notes))
 
 
 def _model_row(models: ModelStudies, measure: str, model: str) -> Row:
@@ -359,45 +349,37 @@ def _statistic(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def model_tables(models: ModelStudies, references: Sequence[str] | None = None) -> dict[str, Table]:
-    """All tables of several models: name -> table; "models", "pairs" and "differences", with a measure behind it."""
+def model_tables(models: ModelStudies, references: Sequence[str] | None = None) -> Tables:
+    """All tables of several models: their values, and where methods have models in common the tests over these."""
     wanted = pairs_of(models, references)
-    tables: dict[str, Table] = {}
-    tests: dict[str, Table] = {}
+    tables: dict[str, dict[str, Table]] = {"models": {}, "pairs": {}, "differences": {}}
     for measure, cells in models.measures.items():
-        notes = _value_notes(models) if measure == OVERALL else ()
-        tables[_name("models", measure)] = model_table(models, measure, notes)
+        tables["models"][measure] = model_table(models, measure)
         if pairs := pairs_over_models(cells, wanted, models.blind):
-            tests[_name("pairs", measure)] = pair_table(models, pairs, measure)
-            tests[_name("differences", measure)] = difference_of_models(models, pairs, measure)
-    return tables | tests
+            tables["pairs"][measure] = pair_table(models, pairs, measure)
+            tables["differences"][measure] = difference_of_models(models, pairs, measure)
+    return tables
 
 
-def _name(kind: str, measure: str) -> str:
-    return kind if measure == OVERALL else f"{kind} {measure}"
-
-
-def shown_first(tables: Mapping[str, Table]) -> list[str]:
+def shown_first(tables: Tables) -> list[Table]:
     """The tables for a terminal: values overall, and per type where there are few types, and the tests overall."""
-    values = [name for name in tables if name.startswith("models")]
-    return [*(values if len(values) <= 1 + FEW_TYPES else values[:1]), *(["pairs"] if "pairs" in tables else [])]
+    values = list(tables["models"].values())
+    return [*(values if len(values) <= 1 + FEW_TYPES else values[:1]), *_overall(tables, "pairs")]
 
 
-def files(models: ModelStudies, references: Sequence[str] | None = None) -> dict[str, str]:
+def _overall(tables: Tables, *kinds: str) -> list[Table]:
+    return [tables[kind][OVERALL] for kind in kinds if OVERALL in tables[kind]]
+
+
+def files(tables: Tables) -> dict[str, str]:
     """Name of a file -> its content: values and overall tests in Markdown and LaTeX, and everything as CSV."""
-    tables = model_tables(models, references)
-    main = [table for name, table in tables.items() if name.startswith("models") or name in ("pairs", "differences")]
+    main = [*tables["models"].values(), *_overall(tables, "pairs", "differences")]
     texts = {"models.md": "\n".join(map(to_markdown, main)), "models.tex": "\n".join(map(to_latex, main))}
-    for kind, file in (("models", "models"), ("pairs", "models-pairs"), ("differences", "models-differences")):
-        if by_measure := _of_kind(models, tables, kind):
-            texts[f"{file}.csv"] = to_csv(joined("questions", by_measure))
+    for kind, by_measure in tables.items():
+        if by_measure:
+            name = "models" if kind == "models" else f"models-{kind}"
+            texts[f"{name}.csv"] = to_csv(joined("questions", by_measure))
     return texts
-
-
-def _of_kind(models: ModelStudies, tables: Mapping[str, Table], kind: str) -> dict[str, Table]:
-    """Measure -> its table of one kind."""
-    names = {measure: _name(kind, measure) for measure in models.measures}
-    return {measure: tables[name] for measure, name in names.items() if name in tables}
 
 
 def _notes(pairs: Sequence[ModelPair]) -> tuple[str, ...]:
@@ -455,22 +437,16 @@ def _not_tested(models: ModelStudies) -> list[str]:
 # The page -----------------------------------------------------------------------------------------------------
 
 
-def write_models(
-    root: Path, models: Mapping[str, str], references: Sequence[str] | None = None
-) -> tuple[ModelStudies, list[Path]]:
+def write_models(root: Path, studies: ModelStudies, tables: Tables, models: Mapping[str, str]) -> list[Path]:
     """Export of ``models.md``, ``.csv``, ``.tex``, the CSV files of the tests and ``report.html`` to a folder."""
-    studies = load_models(root, models)
     pages = {label: f"{row}/report.html" for row, label in distinct_labels(models).items()}
     links = {label: path for label, path in pages.items() if (root / path).is_file()}
-    texts = {**files(studies, references), "report.html": render(studies, references, links)}
-    return studies, write_files(root, texts)
+    return write_files(root, {**files(tables), "report.html": render(studies, tables, links)})
 
 
-def render(
-    studies: ModelStudies, references: Sequence[str] | None = None, links: Mapping[str, str] | None = None
-) -> str:
+def render(studies: ModelStudies, tables: Tables, links: Mapping[str, str]) -> str:
     """The page as HTML: tables, and links to the report of each model."""
-    tables, tabs = model_tables(studies, references), Tabs()
+    tabs = Tabs()
     title = of_recipe(studies.recipe, f"{len(studies.studies)} models, {len(studies.labels)} methods")
     lead = (
         "The same methods with each of several models, on the same data. A cell is the mean over clients, and over "
@@ -484,11 +460,11 @@ def render(
     }
     for kind, heading in kinds.items():
         panels: list[tuple[str, str]] = []
-        for measure, table in _of_kind(studies, tables, kind).items():
+        for measure, table in tables[kind].items():
             panels.append((measure, page.paragraph(table.title, "muted") + wide_html(table)))
         entries.append((*heading, tabs(panels) if panels else ""))
     inner = ""
-    for label, where in (links or {}).items():
+    for label, where in links.items():
         inner += f'<li><a href="{page.escape(where)}">{page.escape(label)}</a></li>'
     entries.append(("reports", "The report of each model", f"<ul>{inner}</ul>" if inner else ""))
     head = f"<h1>{page.escape(title)}</h1>{page.paragraph(lead, 'lead')}"
