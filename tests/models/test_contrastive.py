@@ -756,7 +756,7 @@ def test_bottleneck_adapter_is_clip_adapters_network() -> None:
 def test_branches_of_adapters_in_the_picture_tower_are_whole_passes() -> None:
     model, batch = encoder("clip", trainable="adapters"), {"image": pictures()}
     model.adapters.add("second", seeded())
-    blends = ({"adapter": 1.0}, {"second": 1.0})
+    blends = ({"adapter": 1.0}, {"second": 40.0})
     branches = Branches(model, "X")
     with torch.no_grad():
         together = branches.together(branches.begin(batch), *blends)
