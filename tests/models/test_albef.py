@@ -194,7 +194,7 @@ def test_published_sizes_have_the_published_parameters(trainable: Any, values: i
 
 def test_prompts_are_read():
     model, given = tiny("prompt", tokens=3), batch(written=True)
-    assert model.prefix(given).hidden.shape == (3, 1 + 4, 8)  # they come behind the picture encoder
+    assert model.prefix(given)[0].shape == (3, 1 + 4, 8)  # they come behind the picture encoder
     assert model.prefix_is_frozen
     before = model(given).logits
     with torch.no_grad():

@@ -17,6 +17,7 @@ from confed.datasets.scene_classes import RESERVED
 from confed.engines.local import Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.evaluate import Tally, evaluate
+from confed.federation.families.branches import Branches
 from confed.federation.families.prompts import CONTEXT
 from confed.federation.local import Local
 from confed.federation.params import named_tensors
@@ -363,7 +364,7 @@ def test_vilt_looks_at_what_its_answer_depends_on() -> None:
         maps = model.attention(batch)
     assert maps.shape == (3, 4, 4)
     # By hand: the gradient of the best answer's log-probability at the patches.
-    embedded, mask = model.mha.embed(batch)
+    embedded, mask, _ = model.mha.embed(batch)
     embedded = embedded.detach().requires_grad_()
     v = model.nha(model.mha.pool(model.mha.vilt.encoder(embedded, mask)[0]))
     scores = nn.functional.cosine_similarity(v.unsqueeze(1), model.answers().unsqueeze(0), dim=2) / 0.07
@@ -750,6 +751,19 @@ def test_bottleneck_adapter_is_clip_adapters_network() -> None:
     torch.testing.assert_close(output.features, mixed / mixed.norm(dim=1, keepdim=True))
     F.cross_entropy(model.train()({"image": pictures()}).logits, torch.tensor([0, 1, 2])).backward()
     assert adapter.down.weight.grad.abs().sum() > 0
+
+
+def test_branches_of_adapters_in_the_picture_tower_are_whole_passes() -> None:
+    model, batch = encoder("clip", trainable="adapters"), {"image": pictures()}
+    model.adapters.add("second", seeded())
+    blends = ({"adapter": 1.0}, {"second": 40.0})
+    branches = Branches(model, "X")
+    with torch.no_grad():
+        together = branches.together(branches.begin(batch), *blends)
+        for output, blend in zip(together, blends, strict=True):
+            with model.adapters.using(blend):
+                torch.testing.assert_close(output.logits, model(batch).logits, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(together[0].logits, together[1].logits)
 
 
 def test_patch_features_are_projected_and_of_unit_length() -> None:

@@ -151,7 +151,7 @@ def test_prompts_go_between_the_first_token_and_the_patches():
     model = filled(vilt_tiny(ANSWERS, VOCABULARY, trainable="prompt", peft=Finetuning(tokens=3)))
     plain, inputs = vilt_tiny(ANSWERS, VOCABULARY), batch()
     inputs["text_mask"][0, 5:] = 0
-    (hidden, mask), (bare, bare_mask) = model.embed(inputs), plain.embed(inputs)
+    (hidden, mask, _), (bare, bare_mask, _) = model.embed(inputs), plain.embed(inputs)
     assert hidden.shape == (4, 9 + 1 + 16 + 6, 32)
     kept = [0, *range(4, 13), *range(16, 32)]
     torch.testing.assert_close(hidden[:, kept], bare)

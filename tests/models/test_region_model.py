@@ -186,7 +186,7 @@ def test_box_geometry_counts_both_border_pixels():
 def test_ban_equals_its_equations_in_numpy():
     model, batch = build("ban_mini"), make_batch()
     assert isinstance(model, BAN)
-    state = model.prefix(batch)
+    state = model.read(batch)
     features, weights = model.look(state)
     i, shown = 1, R - 2
     v = [numbers(region) for region in batch["regions"][i, :shown]]
@@ -217,7 +217,7 @@ def test_ban_equals_its_equations_in_numpy():
 def test_mfb_equals_its_equations_in_numpy():
     model, batch = build("mfb_mini"), make_batch()
     assert isinstance(model, MFB)
-    state = model.prefix(batch)
+    state = model.read(batch)
     features, weights = model.look(state)
 
     def mlp(layers, x):
@@ -299,7 +299,7 @@ def test_shapes_attention_and_gradients(name, width):
     assert (output.logits.shape, output.features.shape) == ((B, ANSWERS), (B, width))
     assert torch.equal(model.classifier(output.features), output.logits)
     assert 100_000 < sum(p.numel() for p in model.parameters()) < 800_000
-    weights = model.look(model.prefix(batch))[1]
+    weights = model.look(model.read(batch))[1]
     assert weights.sum(1).tolist() == pytest.approx([1] * B, abs=1e-5)
     shown = model.attention(batch)
     assert shown.shape == (B, R)
@@ -477,8 +477,8 @@ def test_dropout_of_mfb():
     """OpenVQA drops embeddings and regions, too: with all embeddings dropped, all questions look the same."""
     model, batch = build("mfb_mini", dropout=1.0).train(), make_batch()
     assert isinstance(model, MFB)
-    state = model.prefix(batch)
-    blank = model.prefix({**batch, "text": torch.zeros_like(batch["text"])})
+    state = model.read(batch)
+    blank = model.read({**batch, "text": torch.zeros_like(batch["text"])})
     assert torch.equal(state.words, blank.words)
     model.dropout.p = 0.5
     torch.manual_seed(0)

@@ -24,7 +24,7 @@ def test_equals_transformers_up_to_the_order_of_patches(size):
     inputs["image"] = inputs["image"][:, :, : size[0], : size[1]]
     pixels = (inputs["image"] / 255 - 0.5) / 0.5
     with torch.no_grad():
-        hidden, mask = model.embed(inputs)
+        hidden, mask, _ = model.embed(inputs)
         ours = model.vilt.layernorm(model.vilt.encoder(hidden, mask)[0])
         theirs = model.vilt(
             input_ids=inputs["text"],
@@ -171,7 +171,7 @@ def test_prefix_and_suffix_are_the_forward_pass(head, trainable):
     assert torch.equal(whole.logits, again.logits)
     assert torch.equal(whole.features, again.features)
     if model.prefix_is_frozen:
-        assert not state.hidden.requires_grad
+        assert not state[0].hidden.requires_grad
     assert model.prefix_is_frozen == (trainable != "prompt")
     three = model.suffix(model.repeat(state, 3)).logits
     torch.testing.assert_close(three, whole.logits.repeat(3, 1), rtol=1e-4, atol=1e-4)

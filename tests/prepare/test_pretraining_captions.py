@@ -82,7 +82,7 @@ def test_losses_by_hand(made):
     table, learn, _, tokenizer = made
     learner = CaptionLearner("vilt_mlm_mini", tokenizer, 0)
     batch = table.batch(learn[:16])
-    hidden, mask = learner.body.embed(batch)
+    hidden, mask, _ = learner.body.embed(batch)
     for block in learner.body.vilt.encoder.layer:
         hidden = block(hidden, mask)[0]
     losses = learner._losses(hidden, batch)

@@ -46,6 +46,7 @@ from confed.analysis.victim import (
     draw_questions,
     expand,
     fit_linear,
+    joined_batches,
     names_of,
     ordinary_words,
     percent_cell,
@@ -121,13 +122,6 @@ def last_words(batch: Batch, special: Tensor) -> Tensor:
     return last
 
 
-def nearest_words(vectors: Tensor, text: Text, but: Tensor) -> Tensor:
-    """The ordinary words whose embeddings are nearest to the given ones."""
-    words = text.words.to(vectors.device)
-    distance = torch.cdist(vectors, text.embedding.weight.detach()[words])
-    return words[distance.masked_fill(words == but.unsqueeze(1), torch.inf).argmin(1)]
-
-
 def with_words(batch: Batch, position: Tensor, token: Tensor) -> dict[str, Tensor]:
     """The batch with other words at some places, (B,) each."""
     changed = batch["text"].clone()
@@ -141,7 +135,6 @@ def _same(given: object, ids: Tensor) -> bool:
 
 Objective = Callable[[Batch], Tensor]  # what the attacker raises: a batch -> one value per example, (B,)
 Activations = Callable[[Batch], Tensor]  # the part of a model that the attacker knows: a batch -> (B, D)
-Move = Callable[[Tensor, Tensor], Tensor]  # values and their gradient -> the projected next values
 
 
 @dataclass(frozen=True)
@@ -151,6 +144,26 @@ class Bounds:
     low: Tensor
     high: Tensor
     spread: Tensor  # the unit of eps: the standard deviation, or a level of a pixel
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where values may move, all of shapes that broadcast with theirs."""
+
+    clean: Tensor
+    reach: Tensor  # how far from the clean values a search begins
+    step: Tensor
+    low: Tensor
+    high: Tensor
+
+    def start(self, rng: torch.Generator) -> Tensor:
+        """Random values near the clean ones, where no gradient is."""
+        noise = torch.rand(self.clean.shape, generator=rng, dtype=self.clean.dtype).to(self.clean.device)
+        return torch.clamp(self.clean + (2 * noise - 1) * self.reach, self.low, self.high)
+
+    def moved(self, values: Tensor, gradient: Tensor) -> Tensor:
+        """Values after a step, projected."""
+        return torch.clamp(values + self.step * gradient.sign(), self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -191,22 +204,27 @@ class Trojan:
     ) -> Triggered:
         if visual is None and text is None:
             raise ValueError("visual or text must be given, got neither")
-        point: list[Tensor] = []
-        moves: list[Move] = []
-        position = None
+        boxes: dict[str, Box] = {}
+        position = token = None
         if visual is not None:
-            start, move = self._in_the_picture(batch[visual[0]], visual[0], visual[1], rng)
-            point, moves = [start], [move]
+            boxes["picture"] = self._picture(batch, *visual)
         if text is not None:
             position = last_words(batch, text.special)
-            start, move = self._in_the_question(batch, position, text, rng)
-            point, moves = [*point, start], [*moves, move]
-        solutions = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
-        seen = solutions[0] if visual is not None else None
-        if text is None or position is None:
-            return Triggered(seen)
-        replaced = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
-        return Triggered(seen, position, solutions[-1], nearest_words(solutions[-1], text, replaced))
+            boxes["word"] = _word(batch, position, text)
+
+        def value(point: Mapping[str, Tensor]) -> Tensor:
+            changed = batch if visual is None else {**batch, visual[0]: point["picture"]}
+            if text is None or position is None:
+                return objective(changed)
+            with inserted(text.embedding, batch["text"], position, point["word"]):
+                return objective(changed)
+
+        solution = _ascend(boxes, value, self.steps, rng)
+        if text is not None:
+            words = text.words.to(batch["text"].device)
+            distance = torch.cdist(solution["word"], text.embedding.weight.detach()[words])
+            token = words[distance.masked_fill(words == _replaced(batch, position), torch.inf).argmin(1)]
+        return Triggered(solution.get("picture"), position, solution.get("word"), token)
 
     def random(
         self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
@@ -214,88 +232,66 @@ class Trojan:
         """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word."""
         seen = position = vector = token = None
         if visual is not None:
-            clean = batch[visual[0]]
-            radius, low, high = self._ball(clean, visual[0], visual[1])
-            signs = 2 * torch.randint(2, clean.shape, generator=rng).to(clean) - 1
-            seen = torch.clamp(clean + radius * signs, low, high)
+            box = self._picture(batch, *visual)
+            signs = 2 * torch.randint(2, box.clean.shape, generator=rng).to(box.clean) - 1
+            seen = torch.clamp(box.clean + box.reach * signs, box.low, box.high)
         if text is not None:
             position = last_words(batch, text.special)
-            old = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
-            order = torch.rand(len(old), len(text.words), generator=rng).to(old.device)
-            words = text.words.to(old.device)
-            token = words[order.masked_fill(words == old.unsqueeze(1), -1).argmax(1)]
+            words = text.words.to(batch["text"].device)
+            order = torch.rand(len(position), len(words), generator=rng).to(words.device)
+            token = words[order.masked_fill(words == _replaced(batch, position), -1).argmax(1)]
             vector = text.embedding.weight.detach()[token]
         return Triggered(seen, position, vector, token)
 
-    def _ball(self, clean: Tensor, key: str, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
-        """Radius eps per value, and the lower and upper bound of every value."""
-        radius = (self.eps * bounds.spread).expand(clean.shape)
+    def _picture(self, batch: Batch, key: str, bounds: Bounds) -> Box:
+        """Within eps of the clean values, and within what occurs."""
+        clean = batch[key]
+        reach = (self.eps * bounds.spread).expand(clean.shape)
         if key == "regions":
-            radius = radius * (clean != 0).any(-1, keepdim=True)
+            reach = reach * (clean != 0).any(-1, keepdim=True)
         # What is clean may lie outside the range of training data; a trigger need not bring it back.
-        low = torch.maximum(torch.minimum(bounds.low, clean), clean - radius)
-        high = torch.minimum(torch.maximum(bounds.high, clean), clean + radius)
-        return radius, low, high
+        low = torch.maximum(torch.minimum(bounds.low, clean), clean - reach)
+        high = torch.minimum(torch.maximum(bounds.high, clean), clean + reach)
+        return Box(clean, reach, STEP / self.steps * reach, low, high)
 
-    def _in_the_picture(self, clean: Tensor, key: str, bounds: Bounds, rng: torch.Generator) -> tuple[Tensor, Move]:
-        """Where the search begins in the picture, and a step of it."""
-        radius, low, high = self._ball(clean, key, bounds)
-        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
-        size = STEP / self.steps * radius
 
-        def move(x: Tensor, gradient: Tensor) -> Tensor:
-            return torch.clamp(x + size * gradient.sign(), low, high)
+def _word(batch: Batch, position: Tensor, text: Text) -> Box:
+    """Embeddings of the last words, within what embeddings of words are."""
+    bounds = embedding_bounds(text)
+    size = WORD_STEP * bounds.spread
+    clean = text.embedding.weight.detach()[_replaced(batch, position)[:, 0]]
+    return Box(clean, size, size, bounds.low, bounds.high)
 
-        return torch.clamp(clean + (2 * noise - 1) * radius, low, high), move
 
-    def _in_the_question(self, batch: Batch, position: Tensor, text: Text, rng: torch.Generator) -> tuple[Tensor, Move]:
-        """Start of the search for the last word's embedding, not at the clean one, where no gradient is, and a step."""
-        bounds = embedding_bounds(text)
-        rows = torch.arange(len(position), device=position.device)
-        clean = text.embedding.weight.detach()[batch["text"][rows, position]]
-        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
-        size = WORD_STEP * bounds.spread
-
-        def move(e: Tensor, gradient: Tensor) -> Tensor:
-            return torch.clamp(e + size * gradient.sign(), bounds.low, bounds.high)
-
-        return torch.clamp(clean + (2 * noise - 1) * size, bounds.low, bounds.high), move
+def _replaced(batch: Batch, position: Tensor) -> Tensor:
+    """The words at some places, (B, 1)."""
+    return batch["text"].gather(1, position.unsqueeze(1))
 
 
 def _ascend(
-    point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
-) -> list[Tensor]:
+    boxes: Mapping[str, Box], value_at: Callable[[Mapping[str, Tensor]], Tensor], steps: int, rng: torch.Generator
+) -> dict[str, Tensor]:
     """Gradient ascent; returns for every example the point of the largest value among the start and all steps."""
-    best, solutions = None, point
+    point = {name: box.start(rng) for name, box in boxes.items()}
+    solution = dict(point)
+    best: Tensor | float = -math.inf
     # Recurrent layers of cuDNN have no backward pass in evaluation mode.
     with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for step in range(steps + 1):
-            point = [values.detach().requires_grad_() for values in point]
+            point = {name: values.detach().requires_grad_() for name, values in point.items()}
             value = value_at(point)
             if not value.requires_grad:
                 raise ValueError("the model's answers have no gradient with respect to what it reads")
-            now = value.detach()
-            better = torch.ones_like(now, dtype=torch.bool) if best is None else now > best
-            best = now if best is None else torch.where(better, now, best)
-            solutions = [
-                torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
-                for new, old in zip(point, solutions, strict=True)
-            ]
+            better = value.detach() > best
+            best = torch.where(better, value.detach(), best)
+            for name, values in point.items():
+                rows = better.view(-1, *[1] * (values.ndim - 1))
+                solution[name] = torch.where(rows, values.detach(), solution[name])
             if step < steps:
-                gradients = torch.autograd.grad(value.sum(), point, materialize_grads=True)
-                point = [m(v.detach(), g) for m, v, g in zip(moves, point, gradients, strict=True)]
-    return solutions
-
-
-def _value(
-    values: list[Tensor], batch: Batch, objective: Objective, visual: tuple[str, Bounds] | None, text: Text | None
-) -> Tensor:
-    """The objective of a batch whose picture, question or both are replaced."""
-    changed = batch if visual is None else {**batch, visual[0]: values[0]}
-    if text is None:
-        return objective(changed)
-    with inserted(text.embedding, batch["text"], last_words(batch, text.special), values[-1]):
-        return objective(changed)
+                gradients = torch.autograd.grad(value.sum(), list(point.values()), materialize_grads=True)
+                for (name, values), gradient in zip(point.items(), gradients, strict=True):
+                    point[name] = boxes[name].moved(values.detach(), gradient)
+    return solution
 
 
 # What the attacker raises -----------------------------------------------------------------------------------
@@ -373,6 +369,7 @@ THREATS: Mapping[str, str] = {
 CONDITIONS = ("clean", "vision", "text", "both")
 RANDOM = ("vision (random)", "text (random)", "both (random)")
 """Changes of the same size without a search: what is left of the drop is the attack's."""
+_EMBEDDING = ("text (embedding)", "both (embedding)")
 _CHUNK = 64
 _OWN = 2000  # training examples of the attacker's own head at most
 
@@ -402,7 +399,7 @@ def attack_victim(victim: Victim, questions: Questions, settings: Trojan, *, see
     """Trojan attacks on one model, one per threat model that fits its method; report the first."""
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"
-    bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim))
+    visual = key, pixel_bounds() if key == "image" else feature_bounds(_training(victim))
     words, special = ordinary_words(victim.run_data.tokenizer)
     text = Text(word_embedding(victim.network, victim.model, clean[0]), words, special)
     prepare: dict[str, Callable[[Batch], Objective]] = {}
@@ -414,19 +411,67 @@ def attack_victim(victim: Victim, questions: Questions, settings: Trojan, *, see
     attacked: list[Attacked] = []
     for threat, objective in prepare.items():
         rng = generator(seed, 0, "", f"trojan {threat}")
-        made = [_search(batch, objective, settings, key, bounds, text, rng) for batch in clean]
-        correct: dict[str, Tensor] = {}
-        correct["clean"] = scores(victim, clean)[0]
-        for condition in (*CONDITIONS[1:], *RANDOM):
-            changed = [
-                _applied(batch, parts[condition], key, settings) for batch, parts in zip(clean, made, strict=True)
-            ]
-            correct[condition] = scores(victim, changed)[0]
-        for condition in ("text (embedding)", "both (embedding)"):
-            triggers = [parts[condition] for parts in made]
-            correct[condition] = _with_embeddings(victim, clean, triggers, key, settings, text)
-        attacked.append(Attacked(victim, threat, correct))
+        each = [_scores_under_attack(victim, batch, objective, settings, visual, text, rng) for batch in clean]
+        attacked.append(Attacked(victim, threat, joined_batches(each)))
     return attacked
+
+
+def _scores_under_attack(
+    victim: Victim,
+    batch: Batch,
+    prepare: Callable[[Batch], Objective],
+    settings: Trojan,
+    visual: tuple[str, Bounds],
+    text: Text,
+    rng: torch.Generator,
+) -> dict[str, Tensor]:
+    """Scores of a batch by condition; under "both" the picture is attacked once more with the word that was found."""
+    floats = {**batch, "image": batch["image"].float() / 127.5 - 1} if visual[0] == "image" else batch
+    objective = prepare(floats)
+    seen = settings(floats, objective, rng, visual=visual)
+    read = settings(floats, objective, rng, text=text)
+    together = settings(floats, objective, rng, visual=visual, text=text)
+    assert together.position is not None
+    assert together.token is not None
+    again = settings(with_words(floats, together.position, together.token), objective, rng, visual=visual)
+    triggers = {
+        "clean": Triggered(),
+        "vision": seen,
+        "text": read,
+        "both": replace(together, visual=again.visual),
+        "vision (random)": settings.random(floats, rng, visual=visual),
+        "text (random)": settings.random(floats, rng, text=text),
+        "both (random)": settings.random(floats, rng, visual=visual, text=text),
+    }
+    correct: dict[str, Tensor] = {}
+    for condition, triggered in triggers.items():
+        correct[condition] = scores(victim, [_applied(batch, triggered, visual[0], settings)])[0]
+    # The optimised embeddings themselves, which no question could have.
+    for condition, triggered in zip(_EMBEDDING, (read, together), strict=True):
+        assert triggered.vector is not None
+        changed = _applied(batch, Triggered(triggered.visual), visual[0], settings)
+        with inserted(text.embedding, batch["text"], together.position, triggered.vector):
+            correct[condition] = scores(victim, [changed])[0]
+    return correct
+
+
+def _applied(batch: Batch, triggered: Triggered, key: str, settings: Trojan) -> dict[str, Tensor]:
+    """The batch as it would be sent: whole pixels, and a word in place of its embedding."""
+    changed = dict(batch)
+    if triggered.visual is not None:
+        pixels = key == "image"
+        changed[key] = whole_pixels(triggered.visual, batch[key], settings.eps) if pixels else triggered.visual
+    if triggered.position is not None and triggered.token is not None:
+        changed = with_words(changed, triggered.position, triggered.token)
+    return changed
+
+
+def whole_pixels(perturbed: Tensor, clean: Tensor, eps: float) -> Tensor:
+    """Floats in [-1, 1] as pixels, uint8, each at most eps (rounded down) levels from its clean one."""
+    most = int(eps + 1e-6)
+    levels = clean.int()
+    change = (((perturbed + 1) * 127.5).round().int() - levels).clamp(-most, most)
+    return (levels + change).clamp(0, 255).to(torch.uint8)
 
 
 def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
@@ -454,71 +499,6 @@ def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
     return sorted(pairs, key=lambda entry: order.index((entry["row"], entry["threat"])))
 
 
-def _search(
-    batch: Batch,
-    prepare: Callable[[Batch], Objective],
-    settings: Trojan,
-    key: str,
-    bounds: Bounds,
-    text: Text,
-    rng: torch.Generator,
-) -> dict[str, Triggered]:
-    """The attacks on a batch, by condition; for "both" the picture once more with the word that was found."""
-    floats = {**batch, "image": batch["image"].float() / 127.5 - 1} if key == "image" else batch
-    objective = prepare(floats)
-    visual = (key, bounds)
-    seen = settings(floats, objective, rng, visual=visual)
-    read = settings(floats, objective, rng, text=text)
-    together = settings(floats, objective, rng, visual=visual, text=text)
-    assert together.position is not None
-    assert together.token is not None
-    again = settings(with_words(floats, together.position, together.token), objective, rng, visual=visual)
-    return {
-        "vision": seen,
-        "text": read,
-        "both": replace(together, visual=again.visual),
-        "text (embedding)": read,
-        "both (embedding)": together,
-        "vision (random)": settings.random(floats, rng, visual=visual),
-        "text (random)": settings.random(floats, rng, text=text),
-        "both (random)": settings.random(floats, rng, visual=visual, text=text),
-    }
-
-
-def _applied(batch: Batch, triggered: Triggered, key: str, settings: Trojan) -> dict[str, Tensor]:
-    """The batch as it would be sent: whole pixels, and a word in place of its embedding."""
-    changed = dict(batch)
-    if triggered.visual is not None:
-        changed[key] = (
-            triggered.visual if key == "regions" else whole_pixels(triggered.visual, batch[key], settings.eps)
-        )
-    if triggered.position is not None and triggered.token is not None:
-        changed = with_words(changed, triggered.position, triggered.token)
-    return changed
-
-
-def whole_pixels(perturbed: Tensor, clean: Tensor, eps: float) -> Tensor:
-    """Floats in [-1, 1] as pixels, uint8, each at most eps (rounded down) levels from its clean one."""
-    most = int(eps + 1e-6)
-    levels = clean.int()
-    change = (((perturbed + 1) * 127.5).round().int() - levels).clamp(-most, most)
-    return (levels + change).clamp(0, 255).to(torch.uint8)
-
-
-def _with_embeddings(
-    victim: Victim, clean: Sequence[Batch], triggers: Sequence[Triggered], key: str, settings: Trojan, text: Text
-) -> Tensor:
-    """Scores with the optimised embeddings themselves, which no question could have."""
-    embeddings: list[Tensor] = []
-    for batch, triggered in zip(clean, triggers, strict=True):
-        assert triggered.vector is not None
-        changed = _applied(batch, Triggered(triggered.visual), key, settings)
-        place = last_words(batch, text.special)
-        with inserted(text.embedding, batch["text"], place, triggered.vector):
-            embeddings.append(scores(victim, [changed])[0])
-    return torch.cat(embeddings)
-
-
 def _without_gradient(victim: Victim, batch: Batch) -> Tensor:
     with torch.no_grad():
         return victim.activations(batch)
@@ -542,89 +522,6 @@ def _own_head(victim: Victim, seed: int) -> Linear:
 
 # What the test-time Trojan found, as tables ---------------------------------------------------------------------
 
-_EMBEDDING = ("text (embedding)", "both (embedding)")
-
-
-def finding(rows: Sequence[Attacked], count: int, values: Mapping[str, Any]) -> Finding:
-    labels = _labels(rows)
-    words = [
-        f"{count} test questions per model. The picture is changed by projected gradient ascent within eps of its "
-        "clean values and within the range of training data; the question's last word is replaced by the word whose "
-        "embedding is nearest to an optimised one; both together. Each change is made for its question alone.",
-        "A low accuracy shows that an attack works. A high one does not show that none would: stronger searches, "
-        "other starts and larger eps exist. Where the attacker lacks a part of the model, the row with the whole model "
-        "says what hiding that part is worth; such an attacker can try each of its rows, so the lowest one counts.",
-        *[f"{label}: {threat}." for label, threat in _threats(rows, labels).items()],
-        *values.get("notes", ()),
-    ]
-    tables = [_table(rows, labels)]
-    if values.get("paired"):
-        tables.append(_paired(values["paired"], labels, rows))
-    return Finding("trojan", "Multimodal Trojan at test time", words, tables, values)
-
-
-def rows_of(rows: Sequence[Attacked], row: Attacked) -> list[Attacked]:
-    """The rows of the same victim; the first is the one to quote."""
-    return [other for other in rows if other.victim is row.victim]
-
-
-def _labels(rows: Sequence[Attacked]) -> list[str]:
-    """Names of the rows: the run's, and the threat where there are several."""
-    runs = distinct_labels({row.victim.name: row.victim.label for row in rows})
-    return [runs[row.victim.name] + (f", {row.threat}" if len(rows_of(rows, row)) > 1 else "") for row in rows]
-
-
-def _threats(rows: Sequence[Attacked], labels: Sequence[str]) -> dict[str, str]:
-    bound = "; an upper bound of what an attacker at a client could do"
-    return {
-        label: THREATS[row.threat] + (bound if row.threat == "whole model" and len(rows_of(rows, row)) > 1 else "")
-        for row, label in zip(rows, labels, strict=True)
-    }
-
-
-def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
-    columns = [Column("model", words=True), Column("the attacker knows", words=True)]
-    columns += [Column(name, "accuracy, %", "%") for name in CONDITIONS]
-    columns += [Column(name, "relative drop, %", "%") for name in CONDITIONS[1:]]
-    columns += [Column(name.split()[0], "random, %", "%", detail=name != RANDOM[-1]) for name in RANDOM]
-    columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
-    lines: list[tuple[Cell, ...]] = []
-    for row, label in zip(rows, labels, strict=True):
-        values = [row.accuracy(name) for name in CONDITIONS]
-        values += [row.drop(name) for name in CONDITIONS[1:]]
-        values += [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
-        attacker_knows = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
-        run = Cell(label.removesuffix(f", {row.threat}"))
-        lines.append((run, Cell(attacker_knows), *map(percent_cell, values)))
-    embedded = "; ".join(
-        f"{label}: text {formats.percent(row.accuracy(_EMBEDDING[0]))}, "
-        f"both {formats.percent(row.accuracy(_EMBEDDING[1]))}"
-        for row, label in zip(rows, labels, strict=True)
-    )
-    notes = (
-        "Random: every value moved by eps in a random direction, and any other word in the last one's place.",
-        f"With the optimised embedding itself, which no word has, instead of the nearest word: {embedded}.",
-    )
-    return Table("Accuracy under a multimodal Trojan", tuple(columns), (tuple(lines),), notes)
-
-
-def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Attacked]) -> Table:
-    columns = (
-        Column("model", words=True), Column("condition", words=True), Column("difference", unit="%"),
-        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p uncorrected"), Column("p"),
-    )  # fmt: skip
-    names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
-    lines = [
-        (
-            Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]), points_cell(entry["difference"]),
-            points_cell(entry["low"]), points_cell(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
-        )
-        for entry in values
-    ]  # fmt: skip
-    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
-    note += "p after Holm's correction over all pairs of rows under a condition."
-    return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
-
 
 def trojan(
     folders: Sequence[Path],
@@ -639,35 +536,49 @@ def trojan(
     """Attacks the models of finished runs, on the same test questions."""
     runs, notes = expand(folders, client)
     rows: list[Attacked] = []
-    questions_of_rows: list[Questions] = []
+    asked: list[Questions] = []
     for folder, name in zip(runs, names_of(runs), strict=True):
         progress(Note(f"attacking {folder}"))
         victim = Victim(folder, client, name)
         questions = draw_questions(victim, examples, seed)
-        key = "regions" if "regions" in questions.batch else "image"
-        usual = 8.0 if key == "image" else 0.5
+        reads_pixels = "regions" not in questions.batch
+        usual = 8.0 if reads_pixels else 0.5
         settings = Trojan(usual if eps is None else eps, steps)
-        if key == "image" and 0 < settings.eps < 1:
+        if reads_pixels and 0 < settings.eps < 1:
             raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
         rows += attack_victim(victim, questions, settings, seed=seed)
-        questions_of_rows += [questions] * (len(rows) - len(questions_of_rows))
-    same = all(_alike(questions, questions_of_rows[0]) for questions in questions_of_rows)
+        asked.append(questions)
+    first = asked[0]
+    same = all(
+        first.names == other.names and torch.equal(first.batch["label"], other.batch["label"]) for other in asked
+    )
     if not same:
         notes.append("the runs have other test questions, so they are not compared example by example")
     values: dict[str, Any] = {
         "kind": "trojan",
         "settings": {"eps": eps, "steps": steps, "seed": seed, "client": client},
-        "examples": len(questions_of_rows[0]),
+        "examples": len(first),
         "rows": [_values(row) for row in rows],
         "paired": paired(rows) if same else [],
         "notes": notes,
     }
-    return finding(rows, len(questions_of_rows[0]), values)
-
-
-def _alike(one: Questions, other: Questions) -> bool:
-    """Whether two runs were asked the same questions."""
-    return one.names == other.names and torch.equal(one.batch["label"], other.batch["label"])
+    labels = _labels(rows)
+    words = [
+        f"{len(first)} test questions per model. The picture is changed by projected gradient ascent within eps of its "
+        "clean values and within the range of training data; the question's last word is replaced by the word whose "
+        "embedding is nearest to an optimised one; both together. Each change is made for its question alone.",
+        "A low accuracy shows that an attack works. A high one does not show that none would: stronger searches, "
+        "other starts and larger eps exist. Where the attacker lacks a part of the model, the row with the whole model "
+        "says what hiding that part is worth; such an attacker can try each of its rows, so the lowest one counts.",
+    ]
+    for row in rows:
+        bound = row.threat == "whole model" and row.victim.partly_known
+        more = "; an upper bound of what an attacker at a client could do" if bound else ""
+        words.append(f"{labels[row.victim.name, row.threat]}: {THREATS[row.threat]}{more}.")
+    tables = [_table(rows, labels)]
+    if values["paired"]:
+        tables.append(_paired(values["paired"], labels))
+    return Finding("trojan", "Multimodal Trojan at test time", [*words, *notes], tables, values)
 
 
 def _values(row: Attacked) -> dict[str, Any]:
@@ -676,6 +587,60 @@ def _values(row: Attacked) -> dict[str, Any]:
         "label": row.victim.label,
         "method": row.victim.recipe.sections["algorithm"]["name"],
         "threat": row.threat,
-        "accuracy": {condition: float(values.mean()) for condition, values in row.correct.items()},
+        "accuracy": {condition: row.accuracy(condition) for condition in row.correct},
         "relative_drop": {condition: row.drop(condition) for condition in row.correct if condition != "clean"},
     }
+
+
+Labels = Mapping[tuple[str, str], str]  # run and threat -> name of the row: the run's, and the threat of several
+
+
+def _labels(rows: Sequence[Attacked]) -> Labels:
+    runs = distinct_labels({row.victim.name: row.victim.label for row in rows})
+    labels: dict[tuple[str, str], str] = {}
+    for row in rows:
+        threat = f", {row.threat}" if row.victim.partly_known else ""
+        labels[row.victim.name, row.threat] = runs[row.victim.name] + threat
+    return labels
+
+
+def _table(rows: Sequence[Attacked], labels: Labels) -> Table:
+    columns = [Column("model", words=True), Column("the attacker knows", words=True)]
+    columns += [Column(name, "accuracy, %", "%") for name in CONDITIONS]
+    columns += [Column(name, "relative drop, %", "%") for name in CONDITIONS[1:]]
+    columns += [Column(name.split()[0], "random, %", "%", detail=name != RANDOM[-1]) for name in RANDOM]
+    columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
+    lines: list[tuple[Cell, ...]] = []
+    embedded: list[str] = []
+    for row in rows:
+        label = labels[row.victim.name, row.threat]
+        values = [row.accuracy(name) for name in CONDITIONS]
+        values += [row.drop(name) for name in CONDITIONS[1:]]
+        values += [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
+        attacker_knows = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
+        run = Cell(label.removesuffix(f", {row.threat}"))
+        lines.append((run, Cell(attacker_knows), *map(percent_cell, values)))
+        by_text, by_both = (formats.percent(row.accuracy(name)) for name in _EMBEDDING)
+        embedded.append(f"{label}: text {by_text}, both {by_both}")
+    notes = (
+        "Random: every value moved by eps in a random direction, and any other word in the last one's place.",
+        f"With the optimised embedding itself, which no word has, instead of the nearest word: {'; '.join(embedded)}.",
+    )
+    return Table("Accuracy under a multimodal Trojan", tuple(columns), (tuple(lines),), notes)
+
+
+def _paired(values: Sequence[Mapping[str, Any]], labels: Labels) -> Table:
+    columns = (
+        Column("model", words=True), Column("condition", words=True), Column("difference", unit="%"),
+        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p uncorrected"), Column("p"),
+    )  # fmt: skip
+    lines = [
+        (
+            Cell(labels[entry["row"], entry["threat"]]), Cell(entry["condition"]), points_cell(entry["difference"]),
+            points_cell(entry["low"]), points_cell(entry["high"]), p_cell(entry["p"]), p_cell(entry["p_holm"]),
+        )
+        for entry in values
+    ]  # fmt: skip
+    note = "Points of accuracy on the same questions; sign flips over questions and the interval that they give, "
+    note += "p after Holm's correction over all pairs of rows under a condition."
+    return Table(f"Difference from {next(iter(labels.values()))}", columns, (tuple(lines),), (note,))

@@ -30,20 +30,10 @@ from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Places
 from confed.models.heads import COUNT
 from confed.models.inputs import additive_mask, checked_image, checked_text
-from confed.models.passes import BlockChain, Step, repeated
+from confed.models.passes import BlockChain, Step
 from confed.models.pretrained import States
 
 # States between the parts of models that write answers --------------------------------------------------------
-
-
-class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter."""
-
-    hidden: Tensor  # class token and patches, (B, 1 + P, d)
-    text: Tensor  # the question's token ids, (B, L)
-    mask: Tensor  # 1 for its tokens, 0 for padding, (B, L)
-    tokens: Tensor | None  # tokens of the answers to learn, (B, K, T), or None
-    counted: Tensor | None = None  # which of them there are, bool (B, K); None where all are
 
 
 class Question(NamedTuple):
@@ -201,8 +191,7 @@ class GenerativeAnswerer(BlockChain):
 
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class."""
-        last = len(self.steps()) - 1
-        return self._answers(run_stages(self, batch, last), batch)
+        return self._answers(run_stages(self, batch, len(self.steps()) - 1), batch)
 
     # The steps of a pass ------------------------------------------------------------------------------------
 
@@ -228,43 +217,23 @@ class GenerativeAnswerer(BlockChain):
         return self.fuse(self._prompted(state), *self._text(batch, len(state)))
 
     def _answers(self, state: Question, batch: Batch) -> Output:
-        tokens, counted = checked_answers(batch, len(state.states))
-        if tokens is None:
-            return Output(self.rank(state), state.states[:, 0])
-        return self.answer(Output(self.decode(state, tokens[..., :-1], counted), state.states[:, 0]))
+        below = self._below_head(state, batch)
+        return Output(self.rank(state), state.states[:, 0]) if below is None else self.answer(below)
 
-    def prefix(self, batch: Batch) -> Prefix:
-        """What comes before the first adapter: the picture's embedding and its first block up to its residual sum."""
-        hidden = super().prefix(batch)
-        return Prefix(hidden, *self._text(batch, len(hidden)), *checked_answers(batch, len(hidden)))
-
-    def suffix(self, state: Prefix) -> Output:
-        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
-        below = self.below_head(state)
-        if below is not None:
-            return self.answer(below)
-        question = self._asked(state)
-        return Output(self.rank(question), question.states[:, 0])
-
-    def below_head(self, state: Prefix) -> Output | None:
+    def below_head(self, state: tuple[Any, Batch]) -> Output | None:
         """:meth:`suffix` up to the language-model head, (R, T - 1, d); None of a batch without ``answer_tokens``."""
-        if state.tokens is None:
+        question = self.forward_stages(state[0], self.before, len(self.steps()) - 1, state[1])
+        return self._below_head(question, state[1])
+
+    def _below_head(self, question: Question, batch: Batch) -> Output | None:
+        tokens, counted = checked_answers(batch, len(question.states))
+        if tokens is None:
             return None
-        question = self._asked(state)
-        return Output(self.decode(question, state.tokens[..., :-1], state.counted), question.states[:, 0])
+        return Output(self.decode(question, tokens[..., :-1], counted), question.states[:, 0])
 
     def answer(self, below: Output) -> Output:
         """What the head makes of :meth:`below_head`: ``suffix(state)`` is ``answer(below_head(state))``."""
         return Output(self.token_scores(below.logits), below.features)
-
-    def _asked(self, state: Prefix) -> Question:
-        picture = self.forward_stages(state.hidden, self.before, len(self.blocks) + 3, {})
-        return self.fuse(self._prompted(picture), state.text, state.mask)
-
-    @staticmethod
-    def repeat(state: Prefix, n: int) -> Prefix:
-        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return Prefix._make(None if tensor is None else repeated(tensor, n) for tensor in state)
 
     def pretraining_states(self, batch: Batch) -> States:
         """The model's inside on a batch with ``answer_tokens``, one answer each."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,13 @@ from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
 from confed.models.encoders import embed_names, load_tower, mean_name
-from confed.models.finetuning import Finetunable, Places, Trainable
+from confed.models.finetuning import Places, Trainable
 from confed.models.hf.prompts import read_processor
 from confed.models.hf.tiny import CLIP_IMAGES, PATCH, PIXELS, SIGLIP_IMAGES, SQUARE, byte_tokens, images_of
 from confed.models.inputs import needed, picture_fit, picture_side, processor_settings
 from confed.models.label_embeddings import tokenizer_of
 from confed.models.layers import seeded_linear
-from confed.models.passes import Chain, Step
+from confed.models.passes import SplitChain, Step
 from confed.models.pretrained import place_of, read_whole, reading, seeded
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
@@ -208,11 +208,13 @@ class Context(nn.Module):
         self.vectors = nn.Parameter(vectors.detach().clone())
 
 
-class DualEncoder(Chain, Finetunable):
+class DualEncoder(SplitChain):
     """A CLIP, SigLIP, SigLIP 2, MetaCLIP 2 or AltCLIP over C class names.
 
     Batches have ``image``, uint8 (B, 3, H, W) of any size: the processor resizes them. Texts of batches are ignored.
     """
+
+    picture_names: ClassVar[tuple[str, ...]] = ("body.vision_model.", "body.visual_projection.")  # of tensors, begin so
 
     def __init__(
         self,
@@ -303,32 +305,28 @@ class DualEncoder(Chain, Finetunable):
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the classes (B, C) and the picture's features, unit length, (B, D)."""
-        return self.suffix((self.prefix(batch), batch))
+        return self._scored(self.image_features(batch), batch)
 
     def steps(self) -> Sequence[Step]:
         """Features of the pictures (B, D), and what scores them."""
-        first = Stage("features of pictures", ("image",), self.prefix_names)
+        first = Stage("features of pictures", ("image",), self.picture_names)
         return (
             (first, lambda _, batch: self._seen(batch, "features", lambda images: self._image(images)[0])),
-            (Stage("scores", (), ("",)), lambda features, batch: self.suffix((features, batch))),
+            (Stage("scores", (), ("",)), self._scored),
         )
+
+    @property
+    def before(self) -> int:
+        """None: adapters are in the picture tower."""
+        return 0
 
     @property
     def stage_variant(self) -> str:
         """The settings by which inputs are made of pictures."""
         return self._pictures.settings
 
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("body.vision_model.", "body.visual_projection.")
-
-    def prefix(self, batch: Batch) -> Tensor:
-        """Features of the pictures, unit length, (B, D)."""
-        return self.image_features(batch)
-
-    def suffix(self, state: tuple[Tensor, Batch]) -> Output:
-        """The rest of the pass: one text pass for all classes that the batch is offered, or the linear head."""
-        features, batch = state
+    def _scored(self, features: Tensor, batch: Batch) -> Output:
+        """One text pass for all classes that the batch is offered, or the linear head."""
         if self.classifier is not None:
             return Output(among_offered(self.classifier(features) * self.body.logit_scale.exp(), batch), features)
         if self.picture_adapter is not None:
@@ -379,7 +377,7 @@ class DualEncoder(Chain, Finetunable):
 
     @property
     def _vision_is_frozen(self) -> bool:
-        return not any(p.requires_grad for n, p in self.named_parameters() if n.startswith(self.prefix_names))
+        return not any(p.requires_grad for n, p in self.named_parameters() if n.startswith(self.picture_names))
 
     def _image(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Pooled features (B, D), and those of patches (B, V, D) of CLIP and its kind, all of unit length."""
@@ -500,9 +498,7 @@ class NamedPair(nn.Module):
 class PairedEncoder(DualEncoder):
     """A classifier of pictures and a text encoder over C class names: what learns is the context or a head."""
 
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("body.vision_model.", "body.class_names")
+    picture_names = ("body.vision_model.", "body.class_names")
 
     @property
     def feature_shape(self) -> tuple[int, int]:

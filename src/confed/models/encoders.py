@@ -442,15 +442,6 @@ class Encoders(Finetunable):
         return self.classifier, "vectors"
 
     @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("vision.", "text.")
-
-    @property
-    def prefix_is_frozen(self) -> bool:
-        """False: towers keep by themselves what their frozen blocks say."""
-        return False
-
-    @property
     def frozen(self) -> set[str]:
         """Names of the parameters that do not learn, and of the buffers, unless statistics are to learn."""
         learning = {f"{path}." for path, module in self.named_modules() if _is_batch_norm(module)}

@@ -9,7 +9,6 @@ text's for both). LoRA and IA3 are those of the library ``peft``.
 Heads always learn. A backbone says what it offers in :class:`Places`; :func:`finetune` does the rest.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -84,11 +83,8 @@ class Places:
     )
 
 
-class Finetunable(nn.Module, ABC):
-    """A backbone that :func:`finetune` has been given, and whose pass has two parts.
-
-    The parts are ``prefix(batch)``, which ends before the first adapter, and ``suffix(state)``.
-    """
+class Finetunable(nn.Module):
+    """A backbone that :func:`finetune` has been given."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -105,18 +101,6 @@ class Finetunable(nn.Module, ABC):
         return {name for name, parameter in named if not parameter.requires_grad} | {
             name for name, _ in self.named_buffers()
         }
-
-    @property
-    @abstractmethod
-    def prefix_names(self) -> tuple[str, ...]:
-        """How the names of the parameters begin that the first part reads; adapters may be among them."""
-
-    @property
-    def prefix_is_frozen(self) -> bool:
-        """Whether nothing in the first part learns, so that it needs no gradients and can be shared by branches."""
-        bank = set(self.adapters.names)
-        within = [(n, p) for n, p in self.named_parameters() if n.startswith(self.prefix_names)]
-        return not any(p.requires_grad and bank.isdisjoint(n.split(".")) for n, p in within)
 
 
 class Prompt(nn.Module):

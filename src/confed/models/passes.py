@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from confed.federation.protocols import Batch, Output
-from confed.federation.stages import KeptStates, Stage, run_stages
+from confed.federation.stages import KeptStates, Stage, frozen_stages, run_stages
 from confed.models.finetuning import Finetunable
 
 Step = tuple[Stage, Callable[[Any, Batch], Any]]
@@ -46,7 +47,35 @@ class Chain:
         return state
 
 
-class BlockChain(Chain, Finetunable):
+class SplitChain(Chain, Finetunable):
+    """A chain whose first steps have no adapters, so that branches can share them: ``suffix(prefix(batch))``."""
+
+    @property
+    def before(self) -> int:
+        """Number of steps before the first adapter."""
+        return 1
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in the first part learns, so that it needs no gradients and can be shared by branches."""
+        learning = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        return frozen_stages(self, learning) >= self.before
+
+    def prefix(self, batch: Batch) -> tuple[Any, Batch]:
+        """The state before the first adapter, and the batch."""
+        return run_stages(self, batch, self.before), dict(batch)
+
+    def suffix(self, state: tuple[Any, Batch]) -> Output:
+        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        return self.forward_stages(state[0], self.before, len(self.steps()), state[1])
+
+    @staticmethod
+    def repeat(state: Any, n: int) -> Any:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        return tree_map_only(Tensor, lambda tensor: tensor.repeat(n, *[1] * (tensor.ndim - 1)), state)
+
+
+class BlockChain(SplitChain):
     """Embeddings, Transformer blocks of which the first may host an adapter, and what reads the last block."""
 
     embedding_names: ClassVar[tuple[str, ...]]  # how the names of the tensors begin that embeddings read
@@ -89,25 +118,7 @@ class BlockChain(Chain, Finetunable):
 
     @property
     def before(self) -> int:
-        """Number of steps before the first adapter."""
         return 2 if self.adapters.names else 1
-
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return (*self.embedding_names, *((f"{self.blocks_name}.0.",) if self.adapters.names else ()))
-
-    def prefix(self, batch: Batch) -> Any:
-        """What comes before the first adapter: the embeddings, and the first block up to its residual sum."""
-        return run_stages(self, batch, self.before)
-
-    def suffix(self, state: Any) -> Output:
-        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
-        return self.forward_stages(state, self.before, len(self.steps()), {})
-
-
-def repeated(tensor: Tensor, n: int) -> Tensor:
-    """A batch n times, one after the other: for n blends of adapters in one pass."""
-    return tensor.repeat(n, *[1] * (tensor.ndim - 1))
 
 
 class PatchGrid(nn.Module):

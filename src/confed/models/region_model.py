@@ -17,10 +17,10 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.specs import ModelSpec
 from confed.federation.stages import Stage, run_stages
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Finetunable, Places
+from confed.models.finetuning import Places
 from confed.models.heads import check_divides, count
 from confed.models.inputs import check_shape, checked_text, needed
-from confed.models.passes import Chain, Step
+from confed.models.passes import SplitChain, Step
 from confed.models.pretrained import seeded
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
@@ -180,7 +180,7 @@ class State(NamedTuple):
     boxes: Tensor | None  # (B, R, 4), or none came
 
 
-class RegionModel(Chain, Finetunable):
+class RegionModel(SplitChain):
     """Base of the family: words through an embedding and a recurrent network, then what :meth:`look` does.
 
     Batches have ``regions``, float (B, R, W), ``text`` and ``text_mask``, int64 (B, L), and for models that read
@@ -216,7 +216,7 @@ class RegionModel(Chain, Finetunable):
         regions = ("regions", "boxes") if self.needs_boxes else ("regions",)
         fusion = Stage("words and regions", regions, ("",), without=(self.answer_head,))
         return (
-            (Stage("words", ("text", "text_mask"), self.prefix_names), lambda _, batch: self._words(batch)),
+            (Stage("words", ("text", "text_mask"), ("embedding.", "recurrent.")), lambda _, batch: self._words(batch)),
             (fusion, lambda words, batch: self.look(self._state(words, batch))[0]),
             (Stage("head", (), ("",)), lambda features, _: Output(self.classifier(features), features)),
         )
@@ -231,7 +231,7 @@ class RegionModel(Chain, Finetunable):
         Returns:
             Shape (B, R); each row's largest value is 1, padding has 0 in models that mask it.
         """
-        weights = self.look(self.prefix(batch))[1].detach().float()
+        weights = self.look(self.read(batch))[1].detach().float()
         return weights / weights.amax(1, keepdim=True)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -241,28 +241,14 @@ class RegionModel(Chain, Finetunable):
         """What the recurrent network reads of token ids (B, L), (B, L, features of an embedding)."""
         return self.embedding(text)
 
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return ("embedding.", "recurrent.")
-
-    def prefix(self, batch: Batch) -> State:
-        """What comes before the first adapter: the words' states. ``suffix(prefix(batch))`` is the forward pass."""
+    def read(self, batch: Batch) -> State:
+        """A batch with the states of its words."""
         return self._state(run_stages(self, batch, 1), batch)
 
     def _state(self, words: Tensor, batch: Batch) -> State:
         self._check(batch, len(words))
         regions, boxes = batch["regions"], batch["boxes"] if self.needs_boxes else None
         return State(words, batch["text_mask"] != 0, regions, (regions != 0).any(-1), boxes)
-
-    def suffix(self, state: State) -> Output:
-        """The rest of the pass, with the adapters that are switched on."""
-        features, _ = self.look(state)
-        return Output(self.classifier(features), features)
-
-    @staticmethod
-    def repeat(state: State, n: int) -> State:
-        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return State(*(None if tensor is None else torch.cat([tensor] * n) for tensor in state))  # pyright: ignore
 
     def _check(self, batch: Batch, rows: int) -> None:
         needed(batch, type(self).__name__, "regions", *(("boxes",) if self.needs_boxes else ()))

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from confed.federation.protocols import Batch, Output
+from confed.federation.protocols import Batch
 from confed.federation.specs import ModelSpec
+from confed.federation.stages import Stage
 from confed.models.adapters import Host
 from confed.models.finetuning import Places
-from confed.models.heads import count, views
+from confed.models.heads import count
 from confed.models.inputs import additive_mask
 from confed.models.passes import Step
 from confed.models.pretrained import body_of
 from confed.models.variants import variant
-from confed.models.vilt import Prefix, Vilt, b32_tokenizer, check_vocabulary, mini_tokenizer, vilt_body
+from confed.models.vilt import INPUTS, Tokens, Vilt, b32_tokenizer, check_vocabulary, mini_tokenizer, vilt_body
 
 if TYPE_CHECKING:
     from transformers import BertModel, ViltModel
@@ -80,40 +81,26 @@ class Vault(Vilt):
             ia3_inputs=(*places.ia3_inputs, *outputs),
         )
 
-    def steps(self) -> Sequence[Step]:
-        """As of ViLT; BERT belongs to the embeddings."""
-        (first, begun), *others = super().steps()
-        stage = replace(first, name="embeddings and BERT", tensors=(*first.tensors, "language."))
-        return ((stage, begun), *others)
+    def embedding_steps(self) -> Sequence[Step]:
+        """As of ViLT, then BERT, which has the first adapters where it learns."""
+        embeddings = Stage("embeddings", INPUTS, ("language.embeddings.", "vilt.embeddings."))
+        bert = Stage("BERT", (), ("language.", *self.embedding_names))
+        return (embeddings, lambda _, batch: super(Vault, self).embed(batch)), (
+            bert,
+            lambda state, _: self._read(state),
+        )
 
     @property
     def first_place(self) -> int:
         return 0 if self.language_frozen else len(self._language_blocks)
 
     @property
-    def prefix_names(self) -> tuple[str, ...]:
-        return super().prefix_names if self.language_frozen else ("language.embeddings.", "vilt.embeddings.")
+    def before(self) -> int:
+        return super().before + 1 if self.language_frozen else 1
 
-    def prefix(self, batch: Batch) -> Prefix:
-        """What comes before BERT's first block; where BERT is frozen, before ViLT's first adapter."""
-        if self.language_frozen:
-            return super().prefix(batch)
-        count = views(self.selected, batch)
-        hidden, mask = super()._embed_pair(batch) if self.selected == "nlvr2" else super().embed(batch)
-        return Prefix(hidden, mask, count)
-
-    def suffix(self, state: Prefix) -> Output:
-        """The rest of the pass, with the adapters that are switched on."""
-        if self.language_frozen:
-            return super().suffix(state)
-        state = Prefix(*self._read(state.hidden, state.mask), state.views)
-        for block in self.blocks:
-            state = self.advance(block, state)
-        return self._score(self.pool(state.hidden), state.views)
-
-    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt.Vilt.embed`."""
-        return self._read(*super().embed(batch))
+    def embed(self, batch: Batch) -> Tokens:
+        """Input of ViLT's first block; see :meth:`confed.models.vilt.Vilt.embed`."""
+        return self._read(super().embed(batch))
 
     @property
     def _language_blocks(self) -> Any:
@@ -123,9 +110,6 @@ class Vault(Vilt):
     def _word_embeddings(self) -> Any:
         return self.language.embeddings.word_embeddings
 
-    def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._read(*super()._embed_pair(batch))
-
     def _joined(self, patches: Tensor, text: Tensor, text_mask: Tensor, kind: int) -> tuple[Tensor, Tensor]:
         """BERT's embeddings of the text, and the picture with its token type, as one sequence; and its mask."""
         with self._gradients():
@@ -134,8 +118,9 @@ class Vault(Vilt):
         seen = torch.cat([text_mask, text_mask.new_ones(patches.shape[:2])], 1)
         return torch.cat([words, patches], 1), additive_mask(seen, patches.dtype)
 
-    def _read(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """From what :meth:`_joined` returns to the input of ViLT's first block, and its mask."""
+    def _read(self, state: Tokens) -> Tokens:
+        """From what :meth:`_joined` returns to the input of ViLT's first block."""
+        hidden, mask, views = state
         length = hidden.shape[1] - 1 - self.grid[0] * self.grid[1]
         words, patches = hidden[:, :length], hidden[:, length:]
         with self._gradients():
@@ -151,7 +136,7 @@ class Vault(Vilt):
         if len(self.prompts):
             hidden, seen = self._prompted(hidden, (mask[:, 0, 0] == 0).long(), length)
             mask = additive_mask(seen, hidden.dtype)
-        return hidden, mask
+        return Tokens(hidden, mask, views)
 
     def _gradients(self) -> Any:
         return torch.no_grad() if self.language_frozen else nullcontext()

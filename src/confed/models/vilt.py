@@ -25,7 +25,7 @@ from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Places
 from confed.models.heads import Heads, answer_head, check_heads, count, score, task_head, views
 from confed.models.inputs import additive_mask, checked_image, checked_text, patch_tokens
-from confed.models.passes import BlockChain, PatchGrid, Step, repeated
+from confed.models.passes import BlockChain, PatchGrid, Step
 from confed.models.pretrained import States, body_of, mini_words
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.variants import variant
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 INPUTS = ("image", "image2", "text", "text_mask", "choices", "choices_mask")  # keys of a batch that the model reads
 
 
-class Prefix(NamedTuple):
-    """A batch after the part of the model that lies before the first adapter."""
+class Tokens(NamedTuple):
+    """Words and patches as one sequence."""
 
-    hidden: Tensor  # tokens, (B * views, S, d), the views of an example next to each other
+    hidden: Tensor  # (B * views, S, d), the views of an example next to each other
     mask: Tensor  # additive attention mask, (B * views, 1, 1, S)
     views: int  # passes per example: 2 for pairs of pictures, K for K choices
 
@@ -56,7 +56,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
     ``choices`` and ``choices_mask``, (B, K, L).
 
     Outputs are scores of the answers, classes or choices (B, C), and the pooled representation (B, d), of examples with
-    several passes the mean over them. States are :class:`Prefix`.
+    several passes the mean over them. States are :class:`Tokens`.
     """
 
     embedding_names = ("vilt.embeddings.", "prompts.")
@@ -94,57 +94,47 @@ class Vilt(Heads, PatchGrid, BlockChain):
 
     def steps(self) -> Sequence[Step]:
         """Embeddings, blocks, pooling, head."""
+        pooling = Stage("pooling", (), ("vilt.layernorm.", "vilt.pooler."))
         return (
-            (Stage("embeddings", INPUTS, self.embedding_names), self._begun),
+            *self.embedding_steps(),
             *self.block_steps(),
-            (Stage("pooling", (), ("vilt.layernorm.", "vilt.pooler.")), self._pooled),
-            (Stage("head", (), ("",)), lambda state, _: self._score(state.hidden, state.views)),
+            (pooling, lambda state, _: state._replace(hidden=self.pool(state.hidden))),
+            (Stage("head", (), ("",)), lambda state, _: self._score(state)),
         )
 
-    def _begun(self, state: None, batch: Batch) -> Prefix:
-        count = views(self.selected, batch)  # checks the batch
-        return Prefix(*self._inputs(batch), count)
+    def embedding_steps(self) -> Sequence[Step]:
+        return ((Stage("embeddings", INPUTS, self.embedding_names), lambda _, batch: self.embed(batch)),)
 
-    def advance(self, block: Any, state: Prefix) -> Prefix:
+    def advance(self, block: Any, state: Tokens) -> Tokens:
         return state._replace(hidden=block(state.hidden, state.mask)[0])
 
-    def adapt(self, state: Prefix) -> Prefix:
+    def adapt(self, state: Tokens) -> Tokens:
         return state._replace(hidden=self.adapters.finish(self.first_place, state.hidden))
 
-    def _pooled(self, state: Prefix, batch: Batch) -> Prefix:
-        return state._replace(hidden=self.pool(state.hidden))
-
-    def _score(self, pooled: Tensor, count: int) -> Output:
+    def _score(self, pooled: Tokens) -> Output:
         head = self.get_submodule(self.heads_of_tasks[self.selected])
-        return score(head, self.selected, pooled, count)
+        return score(head, self.selected, pooled.hidden, pooled.views)
 
-    @staticmethod
-    def repeat(state: Prefix, n: int) -> Prefix:
-        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        return Prefix(repeated(state.hidden, n), repeated(state.mask, n), state.views)
+    def embed(self, batch: Batch) -> Tokens:
+        """Input of the first block; of pairs each example's first picture, then its second one."""
+        count = views(self.selected, batch)  # checks the batch
+        if self.selected != "nlvr2":
+            return Tokens(*self._embedded(batch, "image", 1), count)
+        pairs = [self._embedded(batch, key, kind) for kind, key in enumerate(("image", "image2"), 1)]
+        hidden, masks = (torch.stack(part, 1).flatten(0, 1) for part in zip(*pairs, strict=True))
+        return Tokens(hidden, masks, count)
 
-    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d)."""
-        image, text, text_mask = self._checked(batch)
+    def _embedded(self, batch: Batch, picture: str, kind: int) -> tuple[Tensor, Tensor]:
+        """A picture with the text, or with each of its choices, and their additive attention mask."""
+        model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
+        image = checked_image({**batch, "image": batch[picture]}, self.image_size, model)
+        keys = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
+        text, text_mask = checked_text(batch, len(image), longest, model, keys)
         patches = self.patch_embeddings(image)
         if text.ndim == 3:
             patches = patches.repeat_interleave(text.shape[1], 0)
             text, text_mask = text.flatten(0, 1), text_mask.flatten(0, 1)
-        return self._joined(patches, text, text_mask, 1)
-
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._embed_pair(batch) if self.selected == "nlvr2" else self.embed(batch)
-
-    def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As :meth:`embed`, (2 B, S, d): each example's first picture, then its second one."""
-        texts = {key: batch[key] for key in ("text", "text_mask") if key in batch}
-        inputs = [self._checked({**texts, "image": batch[key]}) for key in ("image", "image2")]
-        parts = [
-            self._joined(self.patch_embeddings(image), text, mask, 1 + i)
-            for i, (image, text, mask) in enumerate(inputs)
-        ]
-        hidden, masks = zip(*parts, strict=True)
-        return torch.stack(hidden, 1).flatten(0, 1), torch.stack(masks, 1).flatten(0, 1)
+        return self._joined(patches, text, text_mask, kind)
 
     def _joined(self, patches: Tensor, text: Tensor, text_mask: Tensor, kind: int) -> tuple[Tensor, Tensor]:
         """Text and picture with their token types (the picture's is ``kind``) as one sequence, and its mask."""
@@ -185,7 +175,7 @@ class Vilt(Heads, PatchGrid, BlockChain):
 
     def pretraining_states(self, batch: Batch) -> States:
         """What pre-training looks at: the scores, the patches after two blocks, the question after the second."""
-        hidden, mask = self.embed(batch)
+        hidden, mask, _ = self.embed(batch)
         after: list[Tensor] = []
         for block in self.blocks:
             hidden = block(hidden, mask)[0]
@@ -211,9 +201,10 @@ class Vilt(Heads, PatchGrid, BlockChain):
         # Callers may evaluate in inference mode, whose tensors cannot take part in a backward pass: copies.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = {name: tensor.clone() for name, tensor in batch.items()}
-            hidden, mask = self._inputs(inputs)
-            hidden, mask, count = hidden.detach().requires_grad_(), mask.detach(), views(self.selected, inputs)
-            output = self._score(self.pool(self.vilt.encoder(hidden, mask)[0]), count)
+            hidden, mask, count = self.embed(inputs)
+            hidden = hidden.detach().requires_grad_()
+            pooled = self.pool(self.vilt.encoder(hidden, mask.detach())[0])
+            output = self._score(Tokens(pooled, mask, count))
             best = output.logits.float().log_softmax(1).amax(1).sum()
             (gradient,) = torch.autograd.grad(best, hidden)
         relevance = gradient[:, -self.grid[0] * self.grid[1] :].float().square().sum(-1)
@@ -248,12 +239,6 @@ class Vilt(Heads, PatchGrid, BlockChain):
     @property
     def _word_embeddings(self) -> Any:
         return self.vilt.get_input_embeddings()
-
-    def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
-        image = checked_image(batch, self.image_size, model)
-        keys = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
-        return image, *checked_text(batch, len(image), longest, model, keys)
 
 
 # ViLT in five variants, each with weights, tokenizer and finetuning options -----------------------------------

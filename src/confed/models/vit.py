@@ -20,7 +20,7 @@ from confed.models.finetuning import Places
 from confed.models.heads import count
 from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
-from confed.models.passes import BlockChain, PatchGrid, Step, repeated
+from confed.models.passes import BlockChain, PatchGrid, Step
 from confed.models.pretrained import States, body_of
 from confed.models.tokenizer import WordTokenizer
 from confed.models.variants import variant
@@ -76,8 +76,6 @@ class Vit(PatchGrid, BlockChain):
 
     def advance(self, block: Any, state: Tensor) -> Tensor:
         return block(state, None)
-
-    repeat = staticmethod(repeated)
 
     def embed(self, batch: Batch) -> Tensor:
         """Input of the first block, (B, 1 + prompt tokens + patches, d)."""

@@ -52,6 +52,7 @@ from confed.models.hf.candidates import (
 )
 from confed.models.hf.prompts import TEXT_INPUTS, ChatTokenizer, Placeholder, typed_inputs
 from confed.models.inputs import needed
+from confed.models.passes import SplitChain
 
 
 def with_learned(ids: Tensor, mask: Tensor, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -287,6 +288,7 @@ class TransformersAdapter(Finetunable):
     parts: Sequence[Part]  # of which something may learn
     mixed = False  # whether what does not learn is bf16, so that passes run under autocast
     published_prefix = "body."
+    prefix_is_frozen = True  # the first part makes inputs and has no layers
 
     @property
     def frozen(self) -> set[str]:
@@ -346,11 +348,6 @@ class TransformersAdapter(Finetunable):
         head = self.body.get_output_embeddings()
         head_name = next(head_name for head_name, module in self.named_modules() if module is head)
         return name.startswith(f"{head_name}.")
-
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        """None: the first part makes inputs and has no layers."""
-        return ()
 
 
 # Frozen base of a vision-language model spread over several devices -------------------------------------------
@@ -665,19 +662,7 @@ class HuggingFaceVLM(TransformersAdapter):
         )
         return Output(self._scores(hidden[:, length - 1 : length + t - 2]), hidden[first, length - 1])
 
-    @staticmethod
-    def repeat(state: Asked, n: int) -> Asked:
-        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-
-        def more(part: Tensor) -> Tensor:
-            return part.repeat(n, *[1] * (part.ndim - 1))
-
-        return Asked(
-            more(state.ids), more(state.mask), {key: more(value) for key, value in state.pictures.items()},
-            None if state.tokens is None else more(state.tokens), more(state.shown),
-            None if state.counted is None else more(state.counted),
-            None if state.seen is None else state.seen._replace(features=more(state.seen.features)),
-        )  # fmt: skip
+    repeat = staticmethod(SplitChain.repeat)
 
     def rank(self, state: Asked) -> Output:
         """Log-likelihoods of the candidates, (B, C), the prompt computed once for all of them."""

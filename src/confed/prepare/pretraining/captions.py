@@ -160,7 +160,7 @@ class CaptionLearner(nn.Module):
 
     def pretraining_states(self, batch: Batch) -> States:
         """The sum of the three losses; see :class:`confed.models.pretrained.Pretrainable`."""
-        hidden, mask = self.body.embed(batch)
+        hidden, mask, _ = self.body.embed(batch)
         for block in self.body.vilt.encoder.layer:
             hidden = block(hidden, mask)[0]
         return States(answer_loss=sum(self._losses(hidden, batch).values(), hidden.new_zeros(())))
