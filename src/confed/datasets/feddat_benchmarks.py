@@ -411,9 +411,8 @@ def feddat_scene(
 
 @reader(
     f"root * clients answers shots test_shots share max_train max_test validation {_OPTIONS}",
-    things="examples",
-    **_USUAL | {"max_train": None, "max_test": None},
-)
+    things="examples", validation=_USUAL["validation"], image_size=_USUAL["image_size"],
+)  # fmt: skip
 def feddat_task(
     options: Options,
     clients: tuple[str, ...] = (),
