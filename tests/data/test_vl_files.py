@@ -2,11 +2,11 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from confed.data.intake.stream import json_items
@@ -24,7 +24,7 @@ from confed.data.vl_files.vizwiz import (
     vizwiz_records,
 )
 from confed.data.vl_files.vqa import vqa_records
-from confed.datasets.feddat_benchmarks import Amount, frequent_answers
+from confed.datasets.feddat_benchmarks import draw, frequent_answers
 from reader_folders import write
 from refusals import refuses
 
@@ -325,24 +325,18 @@ def test_the_most_frequent_answers():
     assert frequent_answers(records, 99) == ("no", "yes", "a", "b")
 
 
-def test_amounts_draw_by_number_share_or_shots():
+def test_questions_are_drawn_by_number_share_or_shots():
     answers = ["x"] * 50 + ["y"] * 30 + ["z"] * 2
+    records = [Record(Path("f"), i, str(i), ("p",), "q", answer) for i, answer in enumerate(answers)]
 
-    def drawn(amount: Amount) -> list[int]:
-        rows = amount.draw(answers, np.random.default_rng(0))
-        assert list(rows) == sorted(set(rows.tolist()))
-        return rows.tolist()
+    def drawn(shots: int | None = None, share: float | None = None, most: int | None = None) -> list[str]:
+        rows = draw(records, [0], shots, share, most)
+        assert [record.row for record in rows] == sorted({record.row for record in rows})
+        return [record.answer for record in rows]
 
-    assert len(drawn(Amount())) == 82
-    assert len(drawn(Amount(count=10))) == 10
-    assert len(drawn(Amount(share=0.05))) == 4
-    kinds = [answers[i] for i in drawn(Amount(per_answer=20))]
-    assert [kinds.count(k) for k in "xyz"] == [20, 20, 2]
-    assert len(drawn(Amount(count=7, per_answer=20))) == 7
-    assert len(drawn(Amount(share=0.001))) == 1
-    for make, message in (
-        (lambda: Amount(count=0), "count must be at least 1, got 0"),
-        (lambda: Amount(per_answer=0), "per_answer must be at least 1"),
-        (lambda: Amount(share=1.5), r"share must lie in \(0, 1\], got 1.5"),
-    ):
-        refuses(message, make)
+    assert len(drawn()) == 82
+    assert len(drawn(most=10)) == 10
+    assert len(drawn(share=0.05)) == 4
+    assert Counter(drawn(shots=20)) == {"x": 20, "y": 20, "z": 2}
+    assert len(drawn(shots=20, most=7)) == 7
+    assert len(drawn(share=0.001)) == 1

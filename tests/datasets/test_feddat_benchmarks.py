@@ -3,7 +3,7 @@
 import json
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from confed.data.encode import encode
 from confed.data.examples import FederatedDataset
+from confed.data.options import Options
 from confed.data.picture_files import PictureFiles
 from confed.data.vl_files.records import Record
 from confed.datasets.feddat_benchmarks import (
@@ -205,25 +206,25 @@ def test_validation_that_would_be_empty(tasks: Path):
     refuses(message, feddat_task, tasks, clients=("vcr",), share=1.0, validation=0.01, image_size=4)
 
 
-def test_pairs_are_never_held_out_by_their_first_picture(tmp_path: Path):
-    records = [Record(tmp_path / "f", i, str(i), (f"{i}", f"{i + 1}"), "q", "yes") for i in range(3)]
-    with pytest.raises(ValueError, match="f, row 0: expected validation questions of their own for pairs"):
-        assemble("pairs", tmp_path, {"a": lambda: Source(records, records, ["{name}"])})
-
-
 def test_one_dataset_is_in_memory_at_a_time(tmp_path: Path):
-    alive: list[weakref.ref[Source]] = []
+    class Question(str):
+        """A text that can be watched."""
 
-    def make() -> Source:
-        assert not any(source() for source in alive)
-        records = [Record(tmp_path / "f", i, str(i), (f"{i}.png",), "q", "yes") for i in range(20)]
-        source = Source(records, records, ["{name}"])
-        alive.append(weakref.ref(source))
-        return source
+    alive: list[weakref.ref[Question]] = []
+
+    def read(split: str) -> Iterator[Record]:
+        if split == "train":
+            assert sum(question() is not None for question in alive) <= 3 * 2  # those that were drawn
+        for i in range(20):
+            question = Question(f"{split} {i}")
+            alive.append(weakref.ref(question))
+            yield Record(tmp_path / "f", i, f"{split}{i}", (f"{i}.png",), question, "yes")
 
     for number in range(20):
         picture(tmp_path / f"{number}.png")
-    assert len(assemble("two", tmp_path, {"a": make, "b": make}, image_size=4).clients) == 2
+    source = Source(read, ("train", "test"), ("{name}",))
+    options = Options(tmp_path, image_size=4, validation=0.1, max_train=2, max_test=2)
+    assert len(assemble("two", options, {"a": source, "b": source}, (), 100, "made up").clients) == 2
 
 
 def test_words_of_test_questions_alone_are_unknown(tmp_path: Path):
@@ -232,8 +233,9 @@ def test_words_of_test_questions_alone_are_unknown(tmp_path: Path):
 
     for number in range(20):
         picture(tmp_path / f"{number}.png")
-    source = Source(asked("is it red"), asked("is it mauve"), ["{name}"], asked("is it teal"))
-    data = assemble("one", tmp_path, {"a": lambda: source}, image_size=4)
+    questions = {"train": "is it red", "val": "is it teal", "test": "is it mauve"}
+    source = Source(lambda split: asked(questions[split]), tuple(questions), ("{name}",))
+    data = assemble("one", Options(tmp_path, image_size=4), {"a": source}, (), 100, "made up")
     assert set(data.words) == {"is", "it", "red", "on"}
     tokenizer = WordTokenizer(data.words)
     ids, _ = tokenizer(["is it mauve", "is it teal"])

@@ -83,7 +83,7 @@ def test_the_layouts_of_captions_are_told_apart(tmp_path: Path):
         ([1, 2], "expected an object with a list under 'images'"),
         ({"images": 3}, "expected an object with a list under 'images'"),
         ({"pictures": []}, "expected an object with a list under 'images'"),
-        ({"images": [{"id": 1, "file_name": "a.jpg"}]}, "the key 'annotations'"),
+        ({"images": [{"id": 1, "file_name": "a.jpg"}]}, "got no 'annotations'"),
         ({**COCO, "annotations": [{"id": 1, "image_id": 99, "caption": "x"}]}, "picture 99"),
         ({**COCO, "annotations": [{"id": 1, "image_id": 1, "caption": "  "}]}, "row 1: expected a text as 'caption'"),
         ({"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}, "row 1: expected a list of sentences"),

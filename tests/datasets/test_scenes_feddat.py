@@ -20,7 +20,8 @@ from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
 from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
 from confed.datasets.scenes.graph import Object, Tags, fingerprint
 from confed.datasets.scenes.making import Knobs, Made
-from confed.datasets.scenes.presets import ENTAILMENT, FUNCTIONS, PAIRS, PRESETS, Statement, entails, hide, read, say
+from confed.datasets.scenes.presets import ENTAILMENT, FUNCTIONS, PAIRS, PRESETS, entails, hide
+from confed.datasets.scenes.questions import Program, parse, phrase, skeletons
 from confed.federation.local import Schedule
 from confed.inference.ask import ask
 from confed.models.vilt import mini_tokenizer
@@ -254,12 +255,12 @@ def test_statements_can_be_read_back():
             letters = [[w for w in text.split() if w in set("CNKQ")] for text in texts]
             values = {"C": "red", "N": "dog", "K": "2", "Q": "bottom left"}
             for number, own in enumerate(letters):
-                statement = Statement(family, tuple(values[letter] for letter in own))
-                assert read(say(statement, forms, number), forms) == statement
-    refuses(r"expected a form .*, got 'a dog barks'", read, "a dog barks", PAIRS)
+                statement = Program(family, tuple(values[letter] for letter in own))
+                assert parse(phrase(statement, number, templates=forms), skeletons(forms)) == statement
+    refuses(r"expected a template .*, got 'a dog barks'", parse, "a dog barks", skeletons(PAIRS))
     visible = [Object(0, "dog", "red", "small")]
-    assert entails(Statement("at_least", ("2", "red")), visible, 5) == "neutral"
-    assert entails(Statement("noun_at", ("cat", "top left")), visible, 15) == "contradicted"
+    assert entails(Program("at_least", ("2", "red")), visible, 5) == "neutral"
+    assert entails(Program("noun_at", ("cat", "top left")), visible, 15) == "contradicted"
 
 
 def test_blurring_and_painting_by_hand():

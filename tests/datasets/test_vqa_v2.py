@@ -271,7 +271,7 @@ def test_damaged_files_are_refused(tmp_path: Path):
     assert len(StoredRegions(file)) == 2, "a failure leaves the old file as it was"
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
-    refuses("is cut off: expected", StoredRegions, file)
+    refuses(r"expected a safetensors file of region features.*is it cut off\?", StoredRegions, file)
     file.write_bytes(b"\x05")
     refuses("expected a safetensors file of region features", StoredRegions, file)
     file.write_bytes(whole)

@@ -202,7 +202,7 @@ def _modal_row(examples: Examples) -> dict[str, Any]:
 
 
 def _row(place: str, role: str, examples: Examples) -> dict[str, Any]:
-    counts = examples.target.counts()
+    counts = examples.answer_counts()
     answer, count = max(counts.items(), key=itemgetter(1), default=("none", 0))
     most = f"{answer} ({count / max(len(examples), 1):.1%})"
     return {
@@ -225,7 +225,7 @@ def _cells(examples: Examples, most: int, *, spread: bool = False) -> Shown:
     cells: list[tuple[np.ndarray, str]] = []
     count = min(len(each), most)
     for row in [each[number * len(each) // count] for number in range(count)] if spread else each[:most]:
-        answer = examples.answers[row] if examples.labels is None else examples.target.text(row) or "none"
+        answer = examples.answers[row] if examples.labels is None else examples.right_answer(row) or "none"
         cells.append((examples.images[int(first[row])], f"{examples.questions[row]} {answer}".lstrip()))
     return cells
 

@@ -5,7 +5,8 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,43 +33,23 @@ _COLUMNS: Mapping[str, str] = {
     "captions": "texts that people wrote about the picture, a JSON list",
     "labels": "names of the labels that are present, a JSON list",
 }
+_TERMS = (
+    "citeAs", "column", "equivalentProperty", "extract", "field", "fileProperty", "fileObject", "fileSet", "format",
+    "includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex",
+    "repeated", "replace", "samplingRate", "separator", "source", "subField", "transform",
+)  # fmt: skip
 _CONTEXT: Mapping[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "rai": "http://mlcommons.org/croissant/RAI/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    **{term: f"cr:{term}" for term in _TERMS},
 }
 
 
@@ -78,56 +59,39 @@ def write_croissant(dataset: FederatedDataset, folder: Path, source: str = "") -
         raise ValueError(f"{folder} exists already; name a folder that does not")
     _check(dataset)
     folder.mkdir(parents=True, exist_ok=True)
-    archive, rows = _Archive(folder / _PICTURES), list[dict[str, str]]()
-    with archive:
-        for place, role, examples in dataset.placed():
+    rows: list[dict[str, str]] = []
+    pictures: dict[tuple[int, int], str] = {}
+    parts = list(dataset.placed())  # all at once, so that no two tables of pictures have one number
+    with zipfile.ZipFile(folder / _PICTURES, "w", zipfile.ZIP_STORED) as archive:
+        for place, role, examples in parts:
             unseen = role == "unseen"
             placed = {"client": "" if unseen else place, "place": place, "split": "test" if unseen else role}
-            rows += [placed | row for row in _records(examples, archive)]
-    used: list[str] = []
-    for name in _COLUMNS:
-        if any(row.get(name) for row in rows):
-            used.append(name)
+            path = partial(_path, archive, pictures, examples.images)
+            rows += [placed | row for row in _records(examples, path)]
+    columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
     with (folder / _TABLE).open("w", encoding="utf-8", newline="") as file:
         # Ends of lines as in RFC 4180: with "\n" alone a carriage return in a text would not be put in quotes.
-        writer = csv.DictWriter(file, used, restval="", extrasaction="ignore", lineterminator="\r\n")
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
-    if not archive.count:
+    if not pictures:
         (folder / _PICTURES).unlink()
-    row_ids = {row["id"] for row in rows}
-    metadata = _metadata(dataset, folder, used, source, pictures=archive.count > 0, unique=len(row_ids) == len(rows))
-    text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
-    (folder / METADATA).write_text(text, encoding="utf-8")
-    return [folder / METADATA, folder / _TABLE, *([folder / _PICTURES] if archive.count else [])]
+    unique = len({row["id"] for row in rows}) == len(rows)
+    metadata = _metadata(dataset, folder, columns, source, pictures=bool(pictures), unique=unique)
+    (folder / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return [folder / name for name in (METADATA, _TABLE, *([_PICTURES] if pictures else []))]
 
 
-class _Archive:
-    """Pictures as PNG in a zip archive, each row of a picture table once."""
-
-    def __init__(self, path: Path) -> None:
-        self._zip, self.count = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED), 0
-        self._names: dict[tuple[int, int], str] = {}
-        self._kept: list[Any] = []  # so that no other table gets the number of one
-
-    def __enter__(self) -> "_Archive":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zip.close()
-
-    def name(self, table: Any, row: int) -> str:
-        """Path of a picture in the archive, where it is put if it is not there."""
-        key = (id(table), row)
-        if key not in self._names:
-            content = io.BytesIO()
-            Image.fromarray(np.asarray(table[row])).save(content, "PNG")
-            self._names[key] = f"pictures/{self.count:06d}.png"
-            self._kept.append(table)
-            # The date of zip's beginning: equal datasets have equal archives.
-            self._zip.writestr(zipfile.ZipInfo(self._names[key]), content.getvalue())
-            self.count += 1
-        return self._names[key]
+def _path(archive: zipfile.ZipFile, paths: dict[tuple[int, int], str], table: Any, row: int) -> str:
+    """Path of a picture in the archive, where it is put as PNG if it is not there."""
+    key = (id(table), row)
+    if key not in paths:
+        content = io.BytesIO()
+        Image.fromarray(np.asarray(table[row])).save(content, "PNG")
+        paths[key] = f"pictures/{len(paths):06d}.png"
+        # The date of zip's beginning: equal datasets have equal archives.
+        archive.writestr(zipfile.ZipInfo(paths[key]), content.getvalue())
+    return paths[key]
 
 
 def _check(dataset: FederatedDataset) -> None:
@@ -145,7 +109,7 @@ def _check(dataset: FederatedDataset) -> None:
             raise ValueError(f"{dataset.name!r} cannot be written as Croissant: the examples of {place!r} have {kind}")
 
 
-def _records(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
+def _records(examples: Examples, path: Callable[[int], str]) -> Iterator[dict[str, str]]:
     lists = {"answers": examples.annotations, "choices": examples.choices, "captions": examples.captions}
     texts = {"question": examples.questions, "answer": examples.answers, "type": examples.types}
     texts = {key: column for key, column in texts.items() if not isinstance(column, NoTexts)}
@@ -153,7 +117,7 @@ def _records(examples: Examples, archive: _Archive) -> Iterator[dict[str, str]]:
     for row, name in enumerate(examples.names):
         record = {"id": name} | {key: column[row] for key, column in texts.items()}
         pictures = np.atleast_1d(examples.image_index[row]).tolist() if has_picture[row] else []
-        record |= {key: archive.name(examples.images, p) for key, p in zip(("image", "image2"), pictures, strict=False)}
+        record |= {key: path(number) for key, number in zip(("image", "image2"), pictures, strict=False)}
         record |= {key: _list(held[row]) for key, held in lists.items() if held is not None}
         yield record if examples.labels is None else {**record, "labels": _list(examples.labels.of(row))}
 
@@ -163,41 +127,29 @@ def _list(values: Any) -> str:
 
 
 def _metadata(
-    dataset: FederatedDataset,
-    folder: Path,
-    columns: list[str],
-    source: str,
-    *,
-    pictures: bool,
-    unique: bool,
+    dataset: FederatedDataset, folder: Path, columns: Sequence[str], source: str, *, pictures: bool, unique: bool
 ) -> dict[str, Any]:
     facts = " ".join(f"{key}: {value}." for key, value in dataset.facts.items())
     made = f" Made by confed from {source}." if source else ""
     clients, unseen = len(dataset.clients), len(dataset.unseen)
-    what = f"Federated dataset of {clients} clients and {unseen} unseen places.{made} {facts}".strip()
     licence = dataset.facts.get("licence") or dataset.facts.get("license")
-    files = [_file(folder / _TABLE, "text/csv")]
-    records: list[Mapping[str, Any]] = [
-        {
-            "@type": "cr:RecordSet", "@id": "examples", "name": "examples",
-            "description": "An example in each row, with the client that has it.",
-            **({"key": {"@id": "examples/id"}} if unique else {}),
-            "field": [_column(name, pictures) for name in columns],
-        }
-    ]  # fmt: skip
-    if pictures:
-        files += [_file(folder / _PICTURES, "application/zip"), _FILE_SET]
-        records.append(_PICTURE_RECORDS)
+    archive = [_file(folder / _PICTURES, "application/zip"), _FILE_SET] if pictures else []
+    examples = {
+        "@type": "cr:RecordSet", "@id": "examples", "name": "examples",
+        "description": "An example in each row, with the client that has it.",
+        **({"key": {"@id": "examples/id"}} if unique else {}),
+        "field": [_column(name, pictures) for name in columns],
+    }  # fmt: skip
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": dataset.name,
-        "description": what,
+        "description": f"Federated dataset of {clients} clients and {unseen} unseen places.{made} {facts}".strip(),
         **({"license": licence} if licence else {}),
         "version": "1.0.0",
-        "distribution": files,
-        "recordSet": records,
+        "distribution": [_file(folder / _TABLE, "text/csv"), *archive],
+        "recordSet": [examples, *([_PICTURE_RECORDS] if pictures else [])],
     }
 
 

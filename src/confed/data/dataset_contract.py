@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.targets import Class, Soft
 from confed.federation.file_names import Title
 
 MOST_CLIENTS = 100
@@ -84,7 +83,8 @@ def _faults_of_parts(dataset: FederatedDataset) -> Iterator[tuple[str, str]]:
             twice = next(name for name in names if names.count(name) > 1)
             yield DATASET_CHECKS[4], f"names two {role} examples of {place} {twice!r}: tests pair runs by these names"
             return
-        if type(examples.target) in (Class, Soft) and not dataset.outside and not dataset.answer_sets:
+        plain = examples.kind == "answers" and examples.choices is None
+        if plain and not dataset.outside and not dataset.answer_sets:
             strange = next((answer for answer in examples.answers if answer not in answers), None)
             if strange is not None:
                 yield DATASET_CHECKS[5], f"answers a {role} example of {place} with {strange!r}, which answers lacks"
@@ -135,7 +135,7 @@ def _digests(dataset: FederatedDataset) -> dict[tuple[str, str], list[Any]]:
 
 
 def _targets(examples: Examples) -> list[Any]:
-    return [list(examples.questions), [examples.target.text(row) for row in range(len(examples))]]
+    return [list(examples.questions), [examples.right_answer(row) for row in range(len(examples))]]
 
 
 def _pictures(examples: Examples) -> list[bytes]:

@@ -5,6 +5,7 @@ A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictur
 serves every model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
@@ -28,7 +29,7 @@ from confed.data.refusals import check_form, check_length, check_rows
 from confed.data.regions import Regions
 from confed.data.sounds import Series, Sounds
 from confed.data.table import RowBatch, Table
-from confed.data.targets import Choice, Class, Dialogue, Kind, Labels, Soft, Target, Text
+from confed.data.targets import Kind, Labels
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch
 from confed.losses.label_states import label_states
@@ -320,17 +321,26 @@ class Examples:
         return {name: vars(self)[name] for name in (*names, "conversations")}
 
     @property
-    def target(self) -> Target:
+    def kind(self) -> Kind:
         """What is asked of the examples."""
         if self.labels is not None:
-            return self.labels
+            return "labels"
         if self.captions is not None:
-            return Text(self.answers, self.captions)
-        if self.conversations is not None:
-            return Dialogue(self.answers, self.conversations)
-        if self.choices is not None:
-            return Choice(self.answers, self.choices)
-        return Class(self.answers) if self.annotations is None else Soft(self.answers, self.annotations)
+            return "captions"
+        return "answers" if self.conversations is None else "conversations"
+
+    def right_answer(self, row: int) -> str:
+        """What is right, for people to read: the answer, the text that is to be chosen, or the labels if any."""
+        if self.labels is not None:
+            return ", ".join(self.labels.of(row))
+        answer = self.answers[row]
+        return answer if self.choices is None else self.choices[row][int(answer)]
+
+    def answer_counts(self) -> Counter[str]:
+        """How many examples have each answer, or label."""
+        if self.labels is None:
+            return Counter(self.answers)
+        return Counter(dict(zip(self.labels.names, self.labels.numbers().tolist(), strict=True)))
 
     @property
     def has_pictures(self) -> bool:
@@ -510,7 +520,7 @@ class FederatedDataset:
     @cached_property
     def kind(self) -> Kind:
         """What is asked of the examples."""
-        kinds = {examples.target.kind for examples in self.everything}
+        kinds = {examples.kind for examples in self.everything}
         named: tuple[Kind, ...] = ("labels", "captions", "conversations", "answers")
         return next(kind for kind in named if kind in kinds or kind == "answers")
 

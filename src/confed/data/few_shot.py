@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.federate import Pool, federate, words
+from confed.data.federate import Pool, cap, federate, words
 from confed.data.options import Options
 from confed.data.picture_tables import Pictures
 from confed.data.refusals import check_distinct
@@ -95,7 +95,7 @@ def few_shot(
         if not len(fresh):
             raise ValueError(f"dataset {pool.name!r} has no test example of the new classes")
         others = tuple(name for name in pool.classes if name not in named)
-        places[NEW] = replace(examples.take(_at_most(fresh, max_test)), offered=others)
+        places[NEW] = replace(examples.take(cap(fresh, max_test, np.random.default_rng([8]))), offered=others)
     whose = " in all" if shots_in_total else " and client"
     counts = f"{len(told)} clients; {len(named)} base and {len(pool.classes) - len(named)} new classes"
     return FederatedDataset(
@@ -121,7 +121,7 @@ def with_other_sets(
         if pool.name in places or pool.name in dataset.clients:
             raise ValueError(f"there is a client or place {pool.name!r} already: other data sets need other names")
         answers += [name for name in pool.classes if name not in answers]
-        rows = _at_most(np.flatnonzero(np.asarray(pool.roles) == "test"), max_test)
+        rows = cap(np.flatnonzero(np.asarray(pool.roles) == "test"), max_test, np.random.default_rng([8]))
         examples = _examples(pool, np.full(len(pool.labels), pool.name))
         places[pool.name] = replace(examples.take(rows), offered=pool.classes)
         told.append(f"{pool.name}: {len(pool.classes)} classes, {len(learned & set(pool.classes))} of them learned")
@@ -196,12 +196,6 @@ def _offering(split: Split, classes: tuple[str, ...]) -> Split:
         rows = [row for row, answer in enumerate(examples.answers) if answer in offered]
         answerable.append(replace(examples.take(rows), offered=classes))
     return Split(*answerable)
-
-
-def _at_most(rows: np.ndarray, limit: int | None) -> np.ndarray:
-    if limit is None or len(rows) <= limit:
-        return rows
-    return np.sort(np.random.default_rng([8]).choice(rows, limit, replace=False))
 
 
 def _check(

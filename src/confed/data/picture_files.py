@@ -31,19 +31,33 @@ Check = Literal["decoded", "present"]
 """How pictures are checked before a run; see :class:`PictureFiles`."""
 
 
-class LazyPictures(ABC):
-    """M pictures as a table (M, S, S, 3), uint8, read when they are asked for; the base of all pictures on disk."""
+class NamedPictures(ABC):
+    """M pictures of one folder or archive by their names there, a table (M, S, S, 3), uint8; the base of all on disk.
+
+    They are read when they are asked for, and checked before a run, which leaves out the examples whose pictures cannot
+    be read (:mod:`confed.data.readable`).
+
+    Attributes:
+        unreadable: for questions and captions, share of the pictures that a run may leave out because they cannot be
+            read.
+        check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
+            changes. "present" only looks whether they are there and not empty: a damaged one then leaves its client
+            out of rounds, or ends the run in an evaluation.
+    """
 
     dtype = np.dtype(np.uint8)
     ndim = 4
     advice = ""
+    unreadable: float = 0.01
+    check: Check = "decoded"
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
+        first_of([source], "the pictures")
+        self.source, self.names, self.size = source, names, size
         self.fit: Fit = current_fit()
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.names)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,31 +79,6 @@ class LazyPictures(ABC):
     @abstractmethod
     def _read(self, rows: Sequence[int]) -> np.ndarray:
         """The pictures of at least one row, (B, S, S, 3)."""
-
-
-class NamedPictures(LazyPictures):
-    """Pictures of one folder or archive by their names there, which are checked before a run.
-
-    A run leaves out the examples whose pictures cannot be read (:mod:`confed.data.readable`).
-
-    Attributes:
-        unreadable: for questions and captions, share of the pictures that a run may leave out because they cannot be
-            read.
-        check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
-            changes. "present" only looks whether they are there and not empty: a damaged one then leaves its client
-            out of rounds, or ends the run in an evaluation.
-    """
-
-    unreadable: float = 0.01
-    check: Check = "decoded"
-
-    def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
-        super().__init__(size)
-        first_of([source], "the pictures")
-        self.source, self.names = source, names
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def take(self, rows: np.ndarray) -> Self:
         """The pictures of some rows, in their order, with the same options."""
@@ -198,11 +187,7 @@ class TarPictures(NamedPictures):
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)
-        with expecting(source, PLAIN_TAR, OSError, tarfile.TarError):
-            status = source.stat()
-            members = _members(source, status.st_mtime_ns, status.st_size)
-        spans = [members.get(normalize("NFC", name.removeprefix("./")), (0, 0)) for name in names]
-        self._spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
+        self._spans = tar_spans(source, names)
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
         pictures: list[np.ndarray] = []
@@ -237,6 +222,15 @@ class TarPictures(NamedPictures):
     def version(self, row: int) -> tuple[int, ...]:
         """Offset and size of the picture in bytes."""
         return tuple(self._spans[row].tolist())
+
+
+def tar_spans(source: Path, names: Iterable[str]) -> np.ndarray:
+    """First byte and size of each of M files in a tar archive, int64 (M, 2); zeros of one that is not there."""
+    with expecting(source, PLAIN_TAR, OSError, tarfile.TarError):
+        status = source.stat()
+        members = _members(source, status.st_mtime_ns, status.st_size)
+    spans = [members.get(normalize("NFC", name.removeprefix("./")), (0, 0)) for name in names]
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
 @lru_cache(maxsize=1)  # of hundreds of thousands of pictures it takes seconds, and every split asks for it

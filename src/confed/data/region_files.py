@@ -24,16 +24,20 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from confed.data.bounded_files import array_header, check_array, hdf5_array, load_npy, load_npz
 from confed.data.intake.walk import visible
 from confed.data.refusals import check_choice, check_finite, existing, expecting, library, refuse
 from confed.data.regions import grid_boxes
-from confed.federation.reading import FAULTS
+from confed.federation.reading import FAULTS, check_header
 
 # Readers of published region features: one file per picture (.npz, .npy) --------------------------------------
 
@@ -231,7 +235,6 @@ def _checked(features: np.ndarray, boxes: np.ndarray, where: str) -> tuple[np.nd
 # Memory-mapped files of region features -----------------------------------------------------------------------
 
 _FORMAT = 1
-_KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 
 @dataclass(frozen=True)
@@ -251,33 +254,28 @@ class StoredRegions:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.index = _read_index(file.with_suffix(".json"))
+        self.encoder = self.index.encoder  # name of the feature extractor; empty if unknown
         self.shape = (len(self.index.images), self.index.regions, self.index.width)
-        self._tables = _header(file)
         for name, shape in (("features", self.shape), ("boxes", (*self.shape[:2], 4))):
-            if self._tables[name][1] != shape:
-                raise ValueError(
-                    f"{file}: {name} must have shape {shape} as {file.stem}.json says, got {self._tables[name][1]}"
-                )
+            stored = tuple(self._tables[name].shape)
+            if stored != shape:
+                raise ValueError(f"{file}: {name} must have shape {shape} as {file.stem}.json says, got {stored}")
 
-    @property
-    def encoder(self) -> str:
-        """Name of the feature extractor; empty if unknown."""
-        return self.index.encoder
+    @cached_property
+    def _tables(self) -> dict[str, Tensor]:
+        """Both tables, of which only the rows that are asked for come into memory."""
+        faults = (SafetensorError, *FAULTS)
+        with expecting(existing(self.file), "a safetensors file of region features", *faults):
+            check_header(self.file)
+            with safe_open(self.file, "pt") as content:
+                return {name: content.get_tensor(name) for name in ("features", "boxes")}
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        features, boxes = (table[index].astype(np.float32) for table in self._mapped)
-        return features, boxes
-
-    @cached_property
-    def _mapped(self) -> tuple[np.ndarray, np.ndarray]:
-        mapped: list[np.ndarray] = []
-        for name in ("features", "boxes"):
-            kind, shape, start = self._tables[name]
-            mapped.append(np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape))
-        return mapped[0], mapped[1]
+        rows = torch.from_numpy(index)
+        return self._tables["features"][rows].float().numpy(), self._tables["boxes"][rows].float().numpy()
 
 
 def write_regions(
@@ -286,24 +284,25 @@ def write_regions(
     """Writing of a region file row by row, for any number of pictures; it and its index appear only when complete."""
     kinds = {"float16": "F16", "float32": "F32"}
     check_choice("precision", precision, kinds)
-    m, kind = len(index.images), _KINDS[kinds[precision]]
-    sizes = (m * index.regions * index.width * kind.itemsize, m * index.regions * 16)
-    entries = {
-        "features": {"dtype": kinds[precision], "shape": [m, index.regions, index.width]},
-        "boxes": {"dtype": "F32", "shape": [m, index.regions, 4]},
-    }
-    starts = (0, sizes[0], sum(sizes))
-    for number, entry in enumerate(entries.values()):
-        entry["data_offsets"] = [starts[number], starts[number + 1]]
-    header = json.dumps(entries).encode()
+    shape = (len(index.images), index.regions)
+    features_end = prod(shape) * index.width * np.dtype(precision).itemsize
+    end = features_end + prod(shape) * 4 * 4
+    header = json.dumps({
+        "features": {"dtype": kinds[precision], "shape": [*shape, index.width], "data_offsets": [0, features_end]},
+        "boxes": {"dtype": "F32", "shape": [*shape, 4], "data_offsets": [features_end, end]},
+    }).encode()  # fmt: skip
     header += b" " * (-len(header) % 8)
+    start = 8 + len(header)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished, beside = file.with_name(file.name + ".part"), file.with_suffix(".json")
     try:
         with unfinished.open("wb") as out:
             out.write(struct.pack("<Q", len(header)) + header)
-            out.truncate(out.tell() + starts[-1])
-            _write_rows(out, index, rows, kind, out.tell())
+            out.truncate(start + end)
+        features = np.memmap(unfinished, np.dtype(precision), "r+", start, (*shape, index.width))
+        boxes = np.memmap(unfinished, np.float32, "r+", start + features_end, (*shape, 4))
+        _write_rows(features, boxes, index, rows)
+        del features, boxes
     except BaseException:
         unfinished.unlink()
         raise
@@ -317,37 +316,26 @@ def write_regions(
 
 
 def _write_rows(
-    out: BinaryIO, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], kind: np.dtype, first: int
+    features: np.ndarray, boxes: np.ndarray, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> None:
-    """Writing of the rows of both tables, of which the first begins at the byte ``first``."""
-    m, written = len(index.images), 0
-    boxes_at = first + m * index.regions * index.width * kind.itemsize
-    for written, (features, boxes) in enumerate(rows, start=1):
-        if written > m:
+    """Writing of both tables, which are zeros before."""
+    count, written = len(index.images), 0
+    for written, (values, corners) in enumerate(rows, start=1):
+        if written > count:
             break
         image = index.images[written - 1]
-        if len(features) > index.regions or features.shape[1] != index.width or boxes.shape != (len(features), 4):
+        if len(values) > index.regions or values.shape[1] != index.width or corners.shape != (len(values), 4):
             raise ValueError(
                 f"picture {image} must have at most {index.regions} regions of {index.width} features, got "
-                f"{features.shape} with boxes {boxes.shape}"
+                f"{values.shape} with boxes {corners.shape}"
             )
-        values = _filled(features, index.regions, index.width, kind)
-        if not np.isfinite(values).all():
+        with np.errstate(over="ignore"):  # what is beyond float16 becomes infinite
+            features[written - 1, : len(values)] = values
+        if not np.isfinite(features[written - 1]).all():
             raise ValueError(f"a feature of picture {image} is beyond float16; write float32")
-        out.seek(first + (written - 1) * values.nbytes)
-        out.write(values.tobytes())
-        framed = _filled(boxes, index.regions, 4, _KINDS["F32"])
-        out.seek(boxes_at + (written - 1) * framed.nbytes)
-        out.write(framed.tobytes())
-    if written != m:
-        raise ValueError(f"expected the regions of {m} pictures, got {'more' if written > m else written}")
-
-
-def _filled(values: np.ndarray, rows: int, width: int, kind: np.dtype) -> np.ndarray:
-    whole = np.zeros((rows, width), dtype=kind)
-    with np.errstate(over="ignore"):  # what is beyond float16 becomes infinite, which the caller looks for
-        whole[: len(values)] = values
-    return whole
+        boxes[written - 1, : len(corners)] = corners
+    if written != count:
+        raise ValueError(f"expected the regions of {count} pictures, got {'more' if written > count else written}")
 
 
 def _read_index(file: Path) -> RegionIndex:
@@ -359,25 +347,6 @@ def _read_index(file: Path) -> RegionIndex:
         return RegionIndex(
             tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]
         )
-
-
-def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    """Kind, shape and first byte of the two tables."""
-    faults = (struct.error, MemoryError, *FAULTS)
-    with existing(file).open("rb") as stream, expecting(file, "a safetensors file of region features", *faults):
-        (length,) = struct.unpack("<Q", stream.read(8))
-        entries = json.loads(stream.read(length))
-        start, end = 8 + length, 0
-        layout: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
-        for name in ("features", "boxes"):
-            kind, (first, last) = _KINDS[entries[name]["dtype"]], entries[name]["data_offsets"]
-            whole = all(type(number) is int for number in (first, last, *entries[name]["shape"]))
-            if not whole or not 0 <= first <= last:
-                refuse(name, "a shape and two offsets in whole numbers", entries[name])
-            layout[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
-    if file.stat().st_size < end:
-        refuse(f"{file} is cut off", f"{end} bytes", found=file.stat().st_size)
-    return layout
 
 
 REGIONS = "regions.safetensors"

@@ -1,20 +1,17 @@
-"""What is asked of examples: one of some answers, labels, texts or turns of a conversation.
+"""What is asked of examples, and their labels; as tensors, labels and soft scores of annotators are stored sparsely.
 
-The targets of examples say of each row what is right; as tensors, soft scores of annotators and labels are stored
-sparsely. A dense table of N questions and C answers would have N C numbers, 1.4 billion in VQA v2, of which at most ten
+A dense table of N questions and C answers would have N C numbers, 1.4 billion in VQA v2, of which at most ten
 in a row are not zero.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.chat import Conversation
 from confed.data.ml_files.table import MultiLabelTable
 from confed.data.ragged import Ragged, multi_hot
 from confed.data.refusals import check_same
@@ -28,57 +25,6 @@ FITTING_TASK: dict[Kind, str] = {
 }  # fmt: skip
 """The task for each kind of data."""
 
-# Targets of examples ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Class:
-    """One right answer of a vocabulary for each of N examples."""
-
-    answers: Sequence[str]
-    kind: ClassVar[Kind] = "answers"
-
-    def text(self, row: int) -> str:
-        """What is right, for people to read."""
-        return self.answers[row]
-
-    def counts(self) -> Counter[str]:
-        """How many examples have each answer, or label."""
-        return Counter(self.answers)
-
-
-@dataclass(frozen=True, eq=False)
-class Soft(Class):
-    """All answers that several people gave, and the one that counts as right."""
-
-    annotations: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, eq=False)
-class Choice(Class):
-    """Texts that are offered with each example; answers are their positions, "0" to "K - 1"."""
-
-    choices: Sequence[Sequence[str]]
-
-    def text(self, row: int) -> str:
-        return self.choices[row][int(self.answers[row])]
-
-
-@dataclass(frozen=True, eq=False)
-class Text(Class):
-    """Texts that people wrote about each picture, one at least."""
-
-    captions: Sequence[Sequence[str]]
-    kind: ClassVar[Kind] = "captions"
-
-
-@dataclass(frozen=True, eq=False)
-class Dialogue(Class):
-    """Answers that end conversations, with all that was said before."""
-
-    turns: Sequence[Conversation]
-    kind: ClassVar[Kind] = "conversations"
-
 
 @dataclass(frozen=True, eq=False)
 class Labels:
@@ -86,7 +32,6 @@ class Labels:
 
     table: MultiLabelTable
     rows: np.ndarray
-    kind: ClassVar[Kind] = "labels"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,17 +57,6 @@ class Labels:
         """Number of examples with each label, int64, shape (C,), computed without a table (N, C)."""
         return np.bincount(self.table.present.take(self.rows).values, minlength=len(self.names))
 
-    def text(self, row: int) -> str:
-        """The labels, for people to read; empty for none."""
-        return ", ".join(self.of(row))
-
-    def counts(self) -> Counter[str]:
-        """How many examples have each label."""
-        return Counter(dict(zip(self.names, self.numbers().tolist(), strict=True)))
-
-
-Target = Class | Soft | Choice | Text | Dialogue | Labels
-"""What is asked of examples."""
 
 # As tensors ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
 
@@ -25,11 +25,11 @@ from confed.data.caption_files.shards import (
     text_lines,
 )
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.intake.values import file_in
 from confed.data.intake.walk import visible
 from confed.data.options import Options
 from confed.data.partitions import iid
-from confed.data.picture_files import NamedPictures, open_pictures
-from confed.data.picture_tables import PicturesBehind
+from confed.data.picture_files import tar_spans
 from confed.data.ragged import PackedTexts
 from confed.data.refusals import refuse
 from confed.data.seeding import generator
@@ -74,7 +74,8 @@ def caption_corpus(
     check_training_left(options)
     root = options.folder
     corpus = _read(root, words, turns, most)
-    pictures = _pictures(root, corpus, options.image_size)
+    places = [*corpus.places, *_document_places(root, corpus.named)]
+    pictures = ShardPictures(places, PackedTexts.of([*corpus.names, *corpus.named]), options.image_size)
     pictures.unreadable, pictures.check = options.unreadable, options.check
     owners, free = _owners(corpus, options.clients, public)
     kinds, captions = np.array([kind_of([caption]) for caption in corpus.captions]), [(c,) for c in corpus.captions]
@@ -122,49 +123,6 @@ class _Corpus:
     named: list[str] = field(default_factory=list[str])
     duplicates: int = 0
     long: int = 0
-
-
-class _Both(NamedPictures):
-    """Pictures of shards, then those of documents."""
-
-    def __init__(self, source: Path, first: ShardPictures, second: NamedPictures) -> None:
-        super().__init__(source, PackedTexts.of(chain(first.names, second.names)), first.size)
-        self._first, self._second = first, second
-
-    def take(self, rows: np.ndarray) -> Self:
-        """See :class:`~confed.data.picture_files.NamedPictures`."""
-        if np.any(np.diff(rows) < 0):
-            raise ValueError("pictures of a corpus are taken in their order")
-        fewer, border = super().take(rows), len(self._first)
-        fewer._first = self._first.take(rows[rows < border])
-        fewer._second = self._second.take(rows[rows >= border] - border)
-        return fewer
-
-    def fault(self, row: int) -> str:
-        """See :class:`~confed.data.picture_files.NamedPictures`."""
-        pictures, own_row = self._part(row)
-        return pictures.fault(own_row)
-
-    def present(self, row: int) -> bool:
-        """See :class:`~confed.data.picture_files.NamedPictures`."""
-        pictures, own_row = self._part(row)
-        return pictures.present(own_row)
-
-    def version(self, row: int) -> tuple[int, ...]:
-        """See :class:`~confed.data.picture_files.NamedPictures`; with that of the documents' archive."""
-        pictures, own_row = self._part(row)
-        if pictures is self._first:
-            return pictures.version(own_row)
-        status = pictures.source.stat()
-        archive = () if pictures.source.is_dir() else (status.st_mtime_ns, status.st_size)
-        return (*archive, *pictures.version(own_row))
-
-    def _part(self, row: int) -> tuple[NamedPictures, int]:
-        border = len(self._first)
-        return (self._first, row) if row < border else (self._second, row - border)
-
-    def _read(self, rows: Sequence[int]) -> np.ndarray:
-        return PicturesBehind(self._first, self._second)[np.array(rows)]
 
 
 def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple[str, str]]]:
@@ -222,14 +180,16 @@ def _lines(folder: Path) -> Iterator[Path]:
     yield from visible(folder, ".jsonl", ".jsonl.zst") if folder.is_dir() else ()
 
 
-def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:
-    """All pictures; those of documents behind those of shards."""
-    first = ShardPictures(corpus.places, PackedTexts.of(corpus.names), size)
-    if not corpus.named:
-        return first
+def _document_places(root: Path, names: Sequence[str]) -> list[Place]:
+    """Where the documents' pictures are: in an archive, or files of their own, of no bytes where there is none."""
     archive, folder = root / "documents" / "images.tar", root / "documents" / "images"
-    second = open_pictures(archive if archive.is_file() else folder, PackedTexts.of(corpus.named), size)
-    return _Both(root, first, second)
+    if archive.is_file():
+        return [Place(archive, first, size) for first, size in tar_spans(archive, names).tolist()]
+    places: list[Place] = []
+    for name in names:
+        file = file_in((folder,), name)
+        places.append(Place(file, 0, file.stat().st_size if file.is_file() else 0))
+    return places
 
 
 def _divided(client: str, rows: Sequence[np.ndarray], corpus: _Corpus, captioned: Captions, options: Options) -> Split:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
@@ -27,7 +27,7 @@ from confed.data.federate import floors, words
 from confed.data.intake.account import Account, settled
 from confed.data.options import SOME_OF_ALL, Options
 from confed.data.partitions import hold_out, iid
-from confed.data.picture_files import Check, PictureFiles
+from confed.data.picture_files import PictureFiles
 from confed.data.refusals import check_distinct, existing_folder, refuse
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vizwiz import (
@@ -46,50 +46,29 @@ from confed.data.vl_files.vizwiz import (
 )
 from confed.data.vl_files.vqa import vqa_records
 from confed.datasets.reader import reader
-from confed.federation.ranges import AT_LEAST_ONE, Range, check_fields
-
-
-@dataclass(frozen=True)
-class Amount:
-    """Limits on the examples of a role, drawn at random: a count, a share, and so many of each answer."""
-
-    count: Annotated[int | None, AT_LEAST_ONE] = None
-    share: Annotated[float | None, Range(0, 1, above=True)] = None
-    per_answer: Annotated[int | None, AT_LEAST_ONE] = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, "")
-
-    def draw(self, answers: Sequence[str], rng: np.random.Generator) -> np.ndarray:
-        """Positions of the kept examples, ascending, int64."""
-        rows = np.arange(len(answers))
-        if self.per_answer is not None:
-            given = np.asarray(answers)
-            parts = [np.flatnonzero(given == answer) for answer in np.unique(given)]
-            rows = (
-                np.concatenate([_sample(answer_rows, self.per_answer, rng) for answer_rows in parts]) if parts else rows
-            )
-        if self.share is not None and len(rows):
-            rows = _sample(rows, max(1, int(self.share * len(rows))), rng)
-        return np.sort(rows if self.count is None else _sample(rows, self.count, rng))
-
-
-def _sample(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    return rows if len(rows) <= count else rng.choice(rows, count, replace=False)
+from confed.federation.ranges import AT_LEAST_ONE, Range
 
 
 @dataclass(frozen=True)
 class Source:
-    """One dataset; in each place ``{path}`` and ``{name}`` of a picture are put; ``answers``: else the usual."""
+    """One dataset: what reads a split, its splits (training, perhaps validation, test), and where pictures may lie.
 
-    train: Sequence[Record]
-    test: Sequence[Record]
-    pictures: Sequence[str]
-    validation: Sequence[Record] | None = None
-    amounts: Mapping[str, Amount] | None = None
-    answers: tuple[str, ...] | None = None
+    In each place ``{path}`` and ``{name}`` of a picture are put. ``answers``: in place of the most frequent ones;
+    ``shots``: of each answer so many training examples and so many of each other role; ``share``: of those, a share.
+    """
+
+    read: Callable[[str], Iterable[Record]]
+    splits: tuple[str, ...]
+    places: tuple[str, ...]
+    answers: tuple[str, ...] = ()
     task: str = ""
-    test_is: str = "test"
+    shots: tuple[int, int] | None = None
+    share: float | None = None
+
+    def roles(self) -> dict[str, list[Record]]:
+        """Role -> all its questions."""
+        names = ("train", "validation", "test") if len(self.splits) > 2 else ("train", "test")
+        return {role: list(self.read(split)) for role, split in zip(names, self.splits, strict=True)}
 
 
 def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
@@ -100,134 +79,129 @@ def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
 
 def assemble(
     name: str,
-    root: Path,
-    sources: Mapping[str, Callable[[], Source]],
+    options: Options,
+    sources: Mapping[str, Source],
+    clients: Sequence[str],
+    answers: int,
+    origin: str,
     *,
-    answers: int = 100,
-    validation: float = 0.1,
-    image_size: int = 384,
-    unreadable: float = 0.01,
-    check: Check = "decoded",
     shards: int | None = None,
-    shard_count: int = 5,
-    seed: int = 0,
-    facts: Mapping[str, str] | None = None,
+    account: Account | None = None,
 ) -> FederatedDataset:
-    """A federation with one client per dataset.
+    """A federation with one client per chosen dataset.
 
     First the answer set of every client is made from all its training questions and questions with another answer
     are dropped; then examples are drawn. The seed chooses training and validation examples; test examples are the
-    same for all seeds. With shards, the pictures of every dataset are dealt to ``shard_count`` clients and
-    the first ``shards`` of them take part; these share an answer set and the test questions.
+    same for all seeds. With shards, the pictures of every dataset are dealt to five clients and the first ``shards``
+    of them take part; these share an answer set and the test questions.
     """
-    client_roles: dict[str, dict[str, list[Record]]] = {}
-    answer_sets, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
-    table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
-    for source_name, make in sources.items():
-        client_parts = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
-        for client, roles in client_parts.clients.items():
-            client_roles[client], answer_sets[client] = roles, client_parts.answers
-            if client_parts.task:
-                tasks[client] = client_parts.task
-            for records in roles.values():
-                table.add(records, client_parts.pictures)
-        counts[f"{source_name} (official files)"] = client_parts.counts
+    check_distinct("clients", clients, sources)
+    existing_folder(options.folder)
+    account = Account() if account is None else account
+    pictures, drawn = _Pictures(options.folder), dict[str, list[tuple[list[Record], np.ndarray]]]()
+    answer_sets, tasks, facts = dict[str, tuple[str, ...]](), dict[str, str](), {**_FACTS, "origin": origin}
+    for source_name, source in sources.items():
+        if clients and source_name not in clients:
+            continue
+        known, shares, counts = _drawn(source_name, source, options, answers, shards, account)
+        facts[f"{source_name} (official files)"] = counts
+        for client, roles in shares.items():
+            drawn[client] = [(records, pictures.numbers(records, source.places)) for records in roles.values()]
+            answer_sets[client] = known
+            tasks |= {client: source.task} if source.task else {}
+    table = options.pictures(pictures.files)
     splits: dict[str, Split] = {}
-    for client, roles in client_roles.items():
-        splits[client] = Split(**{role: table.examples(records) for role, records in roles.items()})
+    for client, parts in drawn.items():
+        splits[client] = Split(*(_examples(records, index, table) for records, index in parts))
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
     learned = [split.train for split in splits.values()]
     choices = chain.from_iterable(examples.choices or () for examples in learned)
     questions = chain.from_iterable(examples.questions for examples in learned)
     spoken = words([*questions, *chain.from_iterable(choices)])
     union = tuple(dict.fromkeys(chain.from_iterable(answer_sets.values())))
-    described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
-    return FederatedDataset(name, union, splits, {}, spoken, described, answer_sets=answer_sets, tasks=tasks)
+    facts |= {"pictures seen in training": _seen(splits), **floors(splits)}
+    dataset = FederatedDataset(name, union, splits, {}, spoken, facts, answer_sets=answer_sets, tasks=tasks)
+    return settled(dataset, account, "answer outside the client's answer set, or not drawn")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Drawn records of one dataset: its clients' by role, and its common parts."""
-
-    clients: Mapping[str, dict[str, list[Record]]]
-    answers: tuple[str, ...]
-    task: str
-    pictures: Sequence[str]
-    counts: str
-
-
-def _part(
-    name: str, source: Source, answers: int, validation: float, sharding: tuple[int | None, int], seed: int
-) -> _Part:
-    shards, shard_count = sharding
+def _drawn(
+    name: str, source: Source, options: Options, answers: int, shards: int | None, account: Account
+) -> tuple[tuple[str, ...], dict[str, dict[str, list[Record]]], str]:
+    """A dataset's answer set, its clients' examples by role, and how many of the official questions can be had."""
+    official = source.roles()
+    for record in chain.from_iterable(official.values()):
+        account.use(record)
+    known = source.answers or frequent_answers(official["train"], answers)
+    if not known:
+        refuse(name, "training questions with answers", found=f"{len(official['train'])} questions")
+    answer_set, roles = set(known), dict[str, list[Record]]()
+    for role, records in official.items():
+        roles[role] = [record for record in records if record.answer in answer_set]
+        if not roles[role]:
+            first = f", such as {records[0].answer!r} ({records[0].where})" if records else ""
+            raise ValueError(
+                f"{name}: none of the {len(records)} {role} questions has an answer of the answer set of "
+                f"{len(known)}, {', '.join(map(repr, known[:3]))}...; their answers are others{first}"
+            )
     number = crc32(name.encode())  # the same draws whichever other clients take part
-    answer_set = frequent_answers(source.train, answers) if source.answers is None else source.answers
-    if not answer_set:
-        refuse(name, "training questions with answers", found=f"{len(source.train)} questions")
-    roles = _answerable(name, source, answer_set)
     clients: dict[str, dict[str, list[Record]]] = {}
-    for shard, shard_rows in enumerate(_shards(roles["train"], shards, shard_count)):
+    for shard, train in enumerate(_shards(roles["train"], shards)):
         client = name if shards is None else f"{name}-{shard + 1}"
-        clients[client] = _draw(client, {**roles, "train": shard_rows}, source, validation, (seed, number, shard))
-    before = {"train": source.train, "validation": source.validation or (), "test": source.test}
-    counts = (
-        f"{len(answer_set)} answers; with them "
-        + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
-        + f" questions; tested on its official {source.test_is} split"
-    )
-    return _Part(clients, answer_set, source.task, source.pictures, counts)
+        clients[client] = _share(client, {**roles, "train": train}, source, options, [options.seed, number, shard])
+    counts = ", ".join(f"{len(roles[role])} of {len(records)} {role}" for role, records in official.items())
+    tested = "validation" if source.splits[-1].startswith("val") else source.splits[-1]
+    told = f"{len(known)} answers; with them {counts} questions; tested on its official {tested} split"
+    return known, clients, told
 
 
-def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:
-    """Role -> the questions whose answer is in the answer set."""
-    answer_set = set(answers)
-    roles: dict[str, list[Record]] = {}
-    for role, records in (("train", source.train), ("validation", source.validation), ("test", source.test)):
-        if records is not None:
-            roles[role] = [record for record in records if record.answer in answer_set]
-            if not roles[role]:
-                first = f", such as {records[0].answer!r} ({records[0].where})" if len(records) else ""
-                raise ValueError(
-                    f"{name}: none of the {len(records)} {role} questions has an answer of the answer set of "
-                    f"{len(answers)}, {', '.join(map(repr, answers[:3]))}...; their answers are others{first}"
-                )
-    return roles
-
-
-def _shards(records: list[Record], shards: int | None, count: int) -> list[list[Record]]:
+def _shards(records: list[Record], shards: int | None) -> list[list[Record]]:
     """The clients' shares; a picture has one owner, whatever the seed."""
     if shards is None:
         return [records]
-    owners = iid(len(records), count, np.random.default_rng(0), groups=_first_pictures(records))
-    result = []
+    owners = iid(len(records), _SHARDS, np.random.default_rng(0), groups=_first_pictures(records))
+    shares: list[list[Record]] = []
     for rows in list(owners.values())[:shards]:
-        result.append([records[row] for row in rows])
-    return result
+        shares.append([records[row] for row in rows])
+    return shares
 
 
-def _draw(
-    client: str, roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
+def _share(
+    client: str, roles: Mapping[str, list[Record]], source: Source, options: Options, seeds: list[int]
 ) -> dict[str, list[Record]]:
-    """A client's examples by role."""
-    seed, number, shard = seeds
+    """A client's examples by role; where none are to validate on, those of a share of its training pictures are."""
     train, held = roles["train"], roles.get("validation")
     if held is None:
-        pair = next((record for record in train if len(record.pictures) > 1), None)
-        if pair is not None:  # its second picture could be another pair's first
-            refuse(pair.where, "validation questions of their own for pairs of pictures", found="none")
-        out = hold_out(_first_pictures(train), share, np.random.default_rng([0, seed, number, shard]))
+        out = hold_out(_first_pictures(train), options.validation, np.random.default_rng([0, *seeds]))
         held = [record for record, chosen in zip(train, out, strict=True) if chosen]
         train = [record for record, chosen in zip(train, out, strict=True) if not chosen]
         if not held:
-            pictures = len(set(_first_pictures(train)))
-            raise ValueError(f"{client}: validation = {share} holds out none of the {pictures} training pictures")
-    amounts, drawn = source.amounts or {}, dict[str, list[Record]]()
-    streams = {"train": [1, seed, number, shard], "validation": [2, seed, number, shard], "test": [3, number]}
-    for role, records in (("train", train), ("validation", held), ("test", roles["test"])):
-        answers = [record.answer for record in records]
-        chosen = amounts.get(role, Amount()).draw(answers, np.random.default_rng(streams[role]))
-        drawn[role] = [records[row] for row in chosen]
-    return drawn
+            count = len(set(_first_pictures(train)))
+            raise ValueError(f"{client}: validation = {options.validation} holds out none of the {count} training "
+                             "pictures")  # fmt: skip
+    shots, other_shots = source.shots or (None, None)
+    return {
+        "train": draw(train, [1, *seeds], shots, source.share, options.max_train),
+        "validation": draw(held, [2, *seeds], other_shots, source.share, options.max_test),
+        "test": draw(roles["test"], [3, seeds[1]], other_shots, source.share, options.max_test),
+    }
+
+
+def draw(
+    records: Sequence[Record], stream: Sequence[int], shots: int | None, share: float | None, most: int | None
+) -> list[Record]:
+    """Questions drawn at random, in their order: at most so many of each answer, a share of them, so many in all."""
+    rng, rows = np.random.default_rng(stream), np.arange(len(records))
+    if shots is not None:
+        given = np.array([record.answer for record in records])
+        of_answers = [_sample(np.flatnonzero(given == answer), shots, rng) for answer in np.unique(given)]
+        rows = np.concatenate(of_answers)
+    if share is not None:
+        rows = _sample(rows, max(1, int(share * len(rows))), rng)
+    return [records[row] for row in np.sort(rows if most is None else _sample(rows, most, rng))]
+
+
+def _sample(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    return rows if len(rows) <= count else rng.choice(rows, count, replace=False)
 
 
 def _first_pictures(records: Sequence[Record]) -> list[str]:
@@ -247,60 +221,53 @@ def _seen(splits: Mapping[str, Split]) -> str:
 
 
 class _Pictures:
-    """One table of all pictures, of which each is looked for once; ``like`` is one without pictures."""
+    """The picture files of all questions, of which each is looked for once."""
 
-    def __init__(self, root: Path, like: PictureFiles) -> None:
-        self._root, self._like = root, like
-        self._numbers: dict[Path, int] = {}
-        self._places: dict[tuple[tuple[str, ...], str], int] = {}
-        self._of: dict[tuple[Path, int], list[int]] = {}
-        self._table: PictureFiles | None = None
+    def __init__(self, root: Path) -> None:
+        self._root, self.files = root, dict[Path, int]()
+        self._known: dict[tuple[tuple[str, ...], str], Path] = {}
 
-    def add(self, records: Sequence[Record], places: Sequence[str]) -> None:
-        """Search for the pictures of these questions."""
+    def numbers(self, records: Sequence[Record], places: tuple[str, ...]) -> np.ndarray:
+        """Numbers of the questions' pictures, int64 (N,), or (N, 2) of pairs."""
+        numbers: list[int] = []
         missing: dict[str, Record] = {}
         for record in records:
-            numbers: list[int] = []
             for picture in record.pictures:
-                key = (tuple(places), picture)
-                if key not in self._places and (file := self._find(picture, places)) is not None:
-                    self._places[key] = self._numbers.setdefault(file, len(self._numbers))
-                if key in self._places:
-                    numbers.append(self._places[key])
-                else:
+                file = self._known.get((places, picture)) or self._find(picture, places)
+                if file is None:
                     missing.setdefault(picture, record)
-            self._of[record.file, record.row] = numbers
+                else:
+                    self._known[places, picture] = file
+                    numbers.append(self.files.setdefault(file, len(self.files)))
         if missing:
             picture, record = next(iter(missing.items()))
             others = f", and {len(missing) - 1} more pictures" if len(missing) > 1 else ""
-            tried = ", ".join(str(self._root / place.format(path=picture, name=_last(picture))) for place in places)
+            tried = ", ".join(map(str, self._candidates(picture, places)))
             refuse(record.where, f"the picture {picture!r}{others}", found="none", remedy=f"looked for {tried}")
+        index = np.array(numbers, dtype=np.int64)
+        return index.reshape(len(records), 2) if len(index) > len(records) else index
 
-    def _find(self, picture: str, places: Sequence[str]) -> Path | None:
-        candidates = (self._root / place.format(path=picture, name=_last(picture)) for place in places)
-        return next((file for file in candidates if file.is_file()), None)
+    def _find(self, picture: str, places: tuple[str, ...]) -> Path | None:
+        return next((file for file in self._candidates(picture, places) if file.is_file()), None)
 
-    def examples(self, records: Sequence[Record]) -> Examples:
-        """These questions over the table, after :meth:`add` of all records."""
-        if self._table is None:
-            self._table = self._like.of(list(self._numbers))
-        index = np.array([self._of[record.file, record.row] for record in records], dtype=np.int64)
-        several = any(record.annotations is not None for record in records)
-        offered = [record.choices for record in records if record.choices is not None]
-        return Examples(
-            self._table,
-            index[:, 0] if index.ndim == 2 and index.shape[1] == 1 else index,
-            [record.question for record in records],
-            [record.answer for record in records],
-            [record.type for record in records],
-            [record.name for record in records],
-            [record.annotations or (record.answer,) * 10 for record in records] if several else None,
-            offered or None,
-        )
+    def _candidates(self, picture: str, places: tuple[str, ...]) -> list[Path]:
+        name = PurePosixPath(picture).name
+        return [self._root / place.format(path=picture, name=name) for place in places]
 
 
-def _last(picture: str) -> str:
-    return PurePosixPath(picture).name
+def _examples(records: Sequence[Record], index: np.ndarray, pictures: PictureFiles) -> Examples:
+    several = any(record.annotations is not None for record in records)
+    offered = [record.choices for record in records if record.choices is not None]
+    return Examples(
+        pictures,
+        index,
+        [record.question for record in records],
+        [record.answer for record in records],
+        [record.type for record in records],
+        [record.name for record in records],
+        [record.annotations or (record.answer,) * 10 for record in records] if several else None,
+        offered or None,
+    )
 
 
 _COCO_FOLDERS = ("coco/{split}/", "coco/", "coco/images/", "ms-coco/images/", "mscoco/{split}/")
@@ -312,7 +279,15 @@ _COCO_NUMBERED = tuple(
     folder.replace("{split}", split) + f"COCO_{split}_" + "{name}.jpg"
     for split, folder in product(("train2014", "val2014", "test2015"), _COCO_FOLDERS)
 )
-_ABSTRACT = ("images/", "train2015/", "val2015/", *(f"scene_img_abstract_v002_{s}/" for s in ("train2015", "val2015")))
+_PARTS = ("train2015", "val2015")
+_ABSTRACT_FOLDERS = ("images", *_PARTS, *(f"scene_img_abstract_v002_{part}" for part in _PARTS))
+_ABSTRACT = tuple(f"vqa_abstract/{folder}/{{name}}" for folder in _ABSTRACT_FOLDERS)
+_PAINTINGS = tuple(f"{f}/{{name}}" for f in ("aqua/images", "aqua/Images", "SemArt/Images", "aqua/SemArt/Images"))
+_VIZWIZ = tuple(f"vizwiz/{f}/{{name}}" for f in ("train", "val", "images", "Images"))
+_FLICKR = (
+    *(f"flickr30k/{f}/{{name}}" for f in ("flickr30k_images", "flickr30k-images", "images")),
+    "snli_ve/images/{name}",
+)
 _GENOME = tuple(
     f"{folder}/{{name}}"
     for folder in ("gqa/images", "visual_genome/VG_100K", "visual_genome/VG_100K_2", "visual_genome", "clove/images")
@@ -328,18 +303,22 @@ _FACTS = {
     "citation": 'H. Chen et al., "FedDAT: An approach for foundation model finetuning in multi-modal heterogeneous '
     'federated learning", AAAI 2024',
 }
+_SHARDS = 5
 _FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")
 _OPTIONS = "image_size unreadable check seed"
 
 
+_USUAL: dict[str, Any] = {
+    "max_train": 2500, "max_test": 500, "validation": Annotated[float, SOME_OF_ALL, 0.1], "image_size": 384,
+}  # fmt: skip
 Shards = Annotated[int | None, Range(1, 5)]
 """Of five equal shards of a client's pictures, how many take part."""
 
 
 @reader(
     f"root * clients answers max_train max_test validation {_OPTIONS}",
-    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
-)  # fmt: skip
+    **_USUAL,
+)
 def feddat_domain(
     options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100
 ) -> FederatedDataset:
@@ -362,27 +341,23 @@ def feddat_domain(
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out, where no official split is left for it.
     """
-    base, amounts = options.folder, _amounts(options)
-    paintings = [f"{f}/{{name}}" for f in ("aqua/images", "aqua/Images", "SemArt/Images", "aqua/SemArt/Images")]
-    photographs = [f"vizwiz/{f}/{{name}}" for f in ("train", "val", "images", "Images")]
-    drawings = [f"vqa_abstract/{f}{{name}}" for f in _ABSTRACT]
+    base = options.folder
     abstract = partial(vqa_records, base / "vqa_abstract", kind="vqa_abstract")
     sources = {
-        "art": _source(partial(aqua_records, base / "aqua"), ("train", "val", "test"), paintings, amounts),
-        "abstract": _source(abstract, ("train2015", "val2015"), drawings, amounts),
-        "vizwiz": _source(partial(vizwiz_records, base / "vizwiz"), ("train", "val"), photographs, amounts),
-        "cocoqa": _source(partial(cocoqa_records, base / "cocoqa"), ("train", "test"), _COCO_NUMBERED, amounts),
-        "gqa": _source(partial(gqa_records, base / "gqa"), ("train", "val"), _GENOME, amounts),
+        "art": Source(partial(aqua_records, base / "aqua"), ("train", "val", "test"), _PAINTINGS),
+        "abstract": Source(abstract, ("train2015", "val2015"), _ABSTRACT),
+        "vizwiz": Source(partial(vizwiz_records, base / "vizwiz"), ("train", "val"), _VIZWIZ),
+        "cocoqa": Source(partial(cocoqa_records, base / "cocoqa"), ("train", "test"), _COCO_NUMBERED),
+        "gqa": Source(partial(gqa_records, base / "gqa"), ("train", "val"), _GENOME),
     }
-    return _assembled(
-        "feddat_domain", options, sources, clients, answers, "AQUA, VQA abstract scenes, VizWiz, COCO-QA, GQA"
-    )
+    origin = "AQUA, VQA abstract scenes, VizWiz, COCO-QA, GQA"
+    return assemble("feddat_domain", options, sources, clients, answers, origin)
 
 
 @reader(
     f"root * clients answers max_train max_test validation shards {_OPTIONS}",
-    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
-)  # fmt: skip
+    **_USUAL,
+)
 def feddat_function(
     options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100, shards: Shards = None
 ) -> FederatedDataset:
@@ -409,8 +384,8 @@ def feddat_function(
 
 @reader(
     f"root * clients answers max_train max_test validation shards {_OPTIONS}",
-    max_train=2500, max_test=500, validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
-)  # fmt: skip
+    **_USUAL,
+)
 def feddat_scene(
     options: Options, clients: tuple[str, ...] = (), answers: Annotated[int, AT_LEAST_ONE] = 100, shards: Shards = None
 ) -> FederatedDataset:
@@ -436,7 +411,7 @@ def feddat_scene(
 
 @reader(
     f"root * clients answers shots test_shots share max_train max_test validation {_OPTIONS}",
-    things="examples", validation=Annotated[float, SOME_OF_ALL, 0.1], image_size=384,
+    things="examples", validation=_USUAL["validation"], image_size=_USUAL["image_size"],
 )  # fmt: skip
 def feddat_task(
     options: Options,
@@ -444,7 +419,7 @@ def feddat_task(
     answers: Annotated[int, AT_LEAST_ONE] = 100,
     shots: Annotated[int, AT_LEAST_ONE] = 2048,
     test_shots: Annotated[int, AT_LEAST_ONE] = 256,
-    share: float = 0.05,
+    share: Annotated[float, Range(0, 1, above=True)] = 0.05,
 ) -> FederatedDataset:
     """Four clients with a task each: VQA, pairs of pictures (NLVR2), visual entailment, multiple choice (VCR).
 
@@ -468,90 +443,31 @@ def feddat_task(
         max_test: most validation and most test examples per client.
         validation: share of the training pictures held out in VQA v2 and VCR.
     """
-    base = options.folder
-    amounts, few = _amounts(options, share), _amounts(options, per_answer=(shots, test_shots))
-    photographs = [f"flickr30k/{f}/{{name}}" for f in ("flickr30k_images", "flickr30k-images", "images")]
-    photographs.append("snli_ve/images/{name}")
+    base, few, account = options.folder, (shots, test_shots), Account()
     numbers = tuple(map(str, range(CHOICES)))
     vqa = partial(vqa_records, _folder(base, "vqa_v2", "vqav2"))
-    pairs, account = partial(nlvr2_records, base / "nlvr2"), Account()
+    pairs = partial(nlvr2_records, base / "nlvr2")
     entailment = partial(snli_ve_records, _folder(base, "snli_ve", "snli-ve"), account=account)
     choices = partial(vcr_records, base / "vcr")
     sources = {
-        "vqa": _source(vqa, ("train2014", "val2014"), _COCO, amounts),
-        "nlvr2": _source(pairs, ("train", "dev", "test1"), _NLVR2, few, PAIR_LABELS, "nlvr2"),
-        "snli_ve": _source(entailment, ("train", "dev", "test"), photographs, few, ENTAILMENT_LABELS, "entailment"),
-        "vcr": _source(choices, ("train", "val"), ["vcr/vcr1images/{path}"], amounts, numbers, "choice"),
+        "vqa": Source(vqa, ("train2014", "val2014"), _COCO, share=share),
+        "nlvr2": Source(pairs, ("train", "dev", "test1"), _NLVR2, PAIR_LABELS, "nlvr2", few),
+        "snli_ve": Source(entailment, ("train", "dev", "test"), _FLICKR, ENTAILMENT_LABELS, "entailment", few),
+        "vcr": Source(choices, ("train", "val"), ("vcr/vcr1images/{path}",), numbers, "choice", share=share),
     }
     origin = "VQA v2, NLVR2, SNLI-VE, VCR; boxes are not drawn into the pictures of VCR"
-    return _assembled("feddat_task", options, sources, clients, answers, origin, account=account)
+    return assemble("feddat_task", options, sources, clients, answers, origin, account=account)
 
 
 def _clove(
     name: str, options: Options, stages: Mapping[str, str], clients: Sequence[str], answers: int, shards: int | None
 ) -> FederatedDataset:
     """CLOVE with a client, or several shards, per stage."""
-    folder, amounts = options.folder / "clove", _amounts(options)
-    sources = {
-        client: _source(partial(clove_records, folder, stage), ("train", "val"), _GENOME, amounts)
-        for client, stage in stages.items()
-    }
-    return _assembled(name, options, sources, clients, answers, "CLOVE, on Visual Genome's pictures", shards)
-
-
-def _source(
-    read: Callable[[str], Iterable[Record]],
-    splits: Sequence[str],
-    places: Sequence[str],
-    amounts: Mapping[str, Amount],
-    answers: tuple[str, ...] | None = None,
-    task: str = "",
-) -> Callable[[], Source]:
-    """The reader of a client's files: training, perhaps validation, and test questions."""
-
-    def make() -> Source:
-        train, *held, test = (list(read(split)) for split in splits)
-        test_is = "validation" if splits[-1].startswith("val") else splits[-1]
-        return Source(train, test, places, held[0] if held else None, amounts, answers, task, test_is)
-
-    return make
-
-
-def _assembled(
-    name: str,
-    options: Options,
-    sources: Mapping[str, Callable[[], Source]],
-    clients: Sequence[str],
-    answers: int,
-    origin: str,
-    shards: Shards = None,
-    account: Account | None = None,
-) -> FederatedDataset:
-    """The dataset of the chosen clients, in the order of the benchmark, with the account of their files."""
-    chosen = list(clients) or list(sources)
-    check_distinct("clients", clients, sources)
-    existing_folder(options.folder)
-    account = Account() if account is None else account
-
-    def counted(make: Callable[[], Source]) -> Source:
-        source = make()
-        for record in chain(source.train, source.validation or (), source.test):
-            account.use(record)
-        return source
-
-    dataset = assemble(
-        name, options.folder, {client: partial(counted, make) for client, make in sources.items() if client in chosen},
-        answers=answers, validation=options.validation, image_size=options.image_size, seed=options.seed,
-        unreadable=options.unreadable, check=options.check, shards=shards, facts={**_FACTS, "origin": origin},
-    )  # fmt: skip
-    return settled(dataset, account, "answer outside the client's answer set, or not drawn")
-
-
-def _amounts(
-    options: Options, share: float | None = None, per_answer: tuple[int | None, int | None] = (None, None)
-) -> dict[str, Amount]:
-    test = Amount(options.max_test, share, per_answer[1])
-    return {"train": Amount(options.max_train, share, per_answer[0]), "validation": test, "test": test}
+    sources: dict[str, Source] = {}
+    for client, stage in stages.items():
+        sources[client] = Source(partial(clove_records, options.folder / "clove", stage), ("train", "val"), _GENOME)
+    origin = "CLOVE, on Visual Genome's pictures"
+    return assemble(name, options, sources, clients, answers, origin, shards=shards)
 
 
 def _folder(base: Path, *names: str) -> Path:

@@ -13,7 +13,7 @@ benchmark's drawing styles. Three styles belong to no client, and "newcomers" ar
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -31,16 +31,16 @@ from confed.datasets.scenes.backgrounds import STYLES, Style, place
 from confed.datasets.scenes.domains import DOMAINS
 from confed.datasets.scenes.graph import (
     CELLS,
+    CHUNK,
     COLOURS,
     GENERAL_NOUNS,
     GRID,
     NOUNS,
     OWN_NOUNS,
-    ROLES,
     SCENES,
     SIZES,
     Tags,
-    fingerprint,
+    new_graphs,
 )
 from confed.datasets.scenes.render import render_over
 from confed.federation.ranges import NOT_NEGATIVE
@@ -205,17 +205,7 @@ def fine_labels(tags: Tags) -> np.ndarray:
 def draw_graphs(role: str, number: int, taste: np.ndarray, rng: np.random.Generator, seen: set[int]) -> Tags:
     """New pictures' contents; :func:`confed.datasets.scenes.graph.fingerprint` decides their role, as everywhere."""
     themes, nouns = _shares(taste)
-    buckets = np.array(list(ROLES[role]), dtype=np.uint64)
-    graphs: list[Tags] = []
-    while len(graphs) < number:
-        tags = _candidates(256, themes, nouns, rng)
-        marks = fingerprint(tags)
-        for row in np.flatnonzero(np.isin(marks % np.uint64(16), buckets)):
-            mark = int(marks[row])
-            if mark not in seen and len(graphs) < number:
-                seen.add(mark)
-                graphs.append(tags.take(slice(row, row + 1)))
-    return Tags.join(graphs)
+    return Tags.join([*islice(new_graphs(role, lambda: _candidates(CHUNK, themes, nouns, rng), seen), number)])
 
 
 def _falling(count: int) -> np.ndarray:

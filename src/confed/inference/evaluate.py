@@ -544,7 +544,7 @@ def _not_learned(parts: Mapping[str, Examples], data: Sequence[FederatedDataset]
 
 def _texts(examples: Examples) -> list[str]:
     before = examples.conversations or [()] * len(examples)
-    answers = [examples.target.text(row) for row in range(len(examples))] if examples.labels else examples.answers
+    answers = [examples.right_answer(row) for row in range(len(examples))] if examples.labels else examples.answers
     return [repr(fields) for fields in zip(examples.questions, answers, before, strict=True)]
 
 

@@ -85,7 +85,7 @@ def caption_records(file: Path, account: Account | None = None) -> Iterator[Capt
         window = Window(file, stream)
         if window.peek() != "{":
             refuse(file, _LAYOUTS, found="no object")
-        for key in window.members():
+        for key in window.places():
             if key == "annotations":
                 return coco_caption_records(file, account)
             if key != "images":

@@ -143,7 +143,7 @@ _SIDE_BY_SIDE = 64
 
 
 class Place(NamedTuple):
-    """Where a picture's bytes are in a shard: first byte and size in a tar archive; row and -1 in a Parquet file."""
+    """Where a picture's bytes are: first byte and size in a tar archive or a file; row and -1 in a Parquet file."""
 
     file: Path
     first: int
@@ -220,7 +220,7 @@ def parquet_pairs(file: Path) -> Iterator[Shown]:
 
 
 class ShardPictures(NamedPictures):
-    """Pictures of shards in one folder; nothing is kept but the last part of a Parquet file that was read."""
+    """Pictures of shards, or in files of their own; nothing is kept but the last part of a Parquet file."""
 
     def __init__(self, places: Sequence[Place], names: PackedTexts, size: int) -> None:
         super().__init__(places[0].file.parent if places else Path(), names, size)
@@ -266,7 +266,7 @@ class ShardPictures(NamedPictures):
                     archive.seek(first)
                     content, name = archive.read(size), f"{file}, byte {first}"
             except OSError as error:
-                raise ValueError(f"the shard {file} cannot be read: {error}") from error
+                raise ValueError(f"{file} cannot be read: {error}") from error
         return resize(read_picture(content, name=name), self.size, self.fit)
 
 

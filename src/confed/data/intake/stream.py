@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 from xml.etree import ElementTree
@@ -107,71 +108,53 @@ def json_object(file: Path, keys: Collection[str] = ()) -> dict[str, Any]:
 
 
 def json_items(file: Path, key: str | None = None, *, strict: bool = True) -> Iterator[tuple[int, Any]]:
-    """The items of a list in a JSON file, with their numbers from 1."""
-    with existing(file).open("rb") as stream:
-        text = Window(file, stream, strict)
-        if key is None:
-            if text.peek() != "[":
-                refuse(file, "a list", found="none")
-            yield from text.items()
-        else:
-            yield from _under(text, key)
-        text.finish()
+    """The items of a list in a JSON file, or of that under one key of an object, with their numbers from 1."""
+    if key is not None:
+        for _, number, item in json_lists(file, (key,)):
+            yield number, item
+        return
+    with opened_json(file, "[", "a list", strict=strict) as window:
+        yield from window.items()
 
 
 def json_lists(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
     """The items of the lists under some keys of an object, in the order of the file, with their numbers from 1."""
-    expected = f"an object with {', '.join(keys[:-1])} and {keys[-1]}"
-    left = set(keys)
-    with existing(file).open("rb") as stream:
-        window = Window(file, stream)
-        if window.peek() != "{":
-            refuse(file, expected, found="none")
-        for key in window.members():
+    expected, left = f"an object with a list under {' and '.join(map(repr, keys))}", list(keys)
+    with opened_json(file, "{", expected) as window:
+        for key in window.places():
             if key not in left:
                 window.value()
                 continue
             left.remove(key)
             if window.peek() != "[":
-                refuse(file, f"a list under {key!r}", found="none")
-            for row, entry in window.items():
-                yield key, row, entry
-        window.finish()
-    if missing := [key for key in keys if key in left]:
-        refuse(file, f"an object with the key {missing[0]!r}", found="none")
+                refuse(file, expected, found=f"no list under {key!r}")
+            for number, item in window.items():
+                yield key, number, item
+    if left:
+        refuse(file, expected, found=f"no {left[0]!r}")
 
 
 def json_text(file: Path, key: str, until: str) -> str:
     """A text that stands in a JSON object before a long list; empty if there is none."""
     with existing(file).open("rb") as stream:
-        text = Window(file, stream)
-        if text.peek() != "{":
-            return ""
-        for member in text.members():
-            if member == until:
-                break
-            value = text.value()
-            if member == key:
-                return value if isinstance(value, str) else ""
+        window = Window(file, stream)
+        places = window.places() if window.peek() == "{" else ()
+        for place in takewhile(lambda place: place != until, places):
+            value = window.value()
+            if place == key and isinstance(value, str):
+                return value
     return ""
 
 
-def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
-    """Items of the list under one key of an object."""
-    expected = f"an object with a list under {wanted!r}"
-    if text.peek() != "{":
-        refuse(text.file, expected, found="none")
-    reached = False
-    for key in text.members():
-        if key != wanted or reached:
-            text.value()
-            continue
-        reached = True
-        if text.peek() != "[":
-            refuse(text.file, expected, found="no list")
-        yield from text.items()
-    if not reached:
-        refuse(text.file, expected, found="no such key")
+@contextmanager
+def opened_json(file: Path, begins: str, expected: str, *, strict: bool = True) -> Iterator["Window"]:
+    """A JSON file that begins with "[" or "{", and that is read to its end."""
+    with existing(file).open("rb") as stream:
+        window = Window(file, stream, strict)
+        if window.peek() != begins:
+            refuse(file, expected, found="none")
+        yield window
+        window.finish()
 
 
 class Window:
@@ -185,30 +168,25 @@ class Window:
 
     def items(self) -> Iterator[tuple[int, Any]]:
         """The items of the list that starts here, with their numbers from 1."""
-        self.take()
-        number = 0
-        separator = self.take() if self.peek() == "]" else ","
+        for number in self.places():
+            yield int(number), self.value(f", row {number}")
+
+    def places(self) -> Iterator[str]:
+        """The keys of the object, or numbers of the list, that starts here; the caller reads the value of each."""
+        end = "]" if self.take() == "[" else "}"
+        place, number = "", 0
+        separator = self.take() if self.peek() == end else ","
         while separator == ",":
             number += 1
-            yield number, self.value(f", row {number}")
-            separator = self.take()
-        if separator != "]":
-            refuse(self.file, f"',' or ']' after row {number}", separator)
-
-    def members(self) -> Iterator[str]:
-        """The keys of the object that starts here; the caller reads the value of each before the next."""
-        self.take()
-        key: Any = None
-        separator = self.take() if self.peek() == "}" else ","
-        while separator == ",":
-            key = self.value()
-            if not isinstance(key, str) or self.take() != ":":
+            key = number if end == "]" else self.value()
+            if end == "}" and (not isinstance(key, str) or self.take() != ":"):
                 refuse(self.file, "a key and ':'", key)
             self.peek()
-            yield key
+            yield str(key)
+            place = f"after row {key}" if end == "]" else f"behind the value of {key!r:.40}"
             separator = self.take()
-        if separator != "}":
-            refuse(self.file, f"',' or '}}' behind the value of {key!r:.40}", separator)
+        if separator != end:
+            refuse(self.file, f"',' or '{end}' {place}", separator)
 
     def peek(self) -> str:
         """The next character that is no white space; it stays unread."""

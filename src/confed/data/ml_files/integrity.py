@@ -9,14 +9,15 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import PIL
 
+from confed.data.picture_files import Check, NamedPictures
 from confed.data.preparation import step
 from confed.federation.checkpoint import write_atomically
 from confed.federation.reading import FAULTS
@@ -30,39 +31,6 @@ _FORMAT = 1
 _T = TypeVar("_T")
 
 
-class Names(Protocol):
-    """Names of pictures by row, as a list of texts or packed in one array."""
-
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __getitem__(self, row: int, /) -> str: ...
-
-
-class CheckedPictures(Protocol):
-    """Pictures of one folder or archive that can be decoded one by one, as far as the check needs them."""
-
-    source: Path
-
-    @property
-    def names(self) -> Names:
-        """The pictures' names, in the order of rows."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def present(self, row: int) -> bool:
-        """Whether the picture of a row is there and not empty."""
-        ...
-
-    def version(self, row: int) -> tuple[int, ...]:
-        """Version of a row's file, such as its size and time."""
-        ...
-
-    def fault(self, row: int) -> str:
-        """Why the picture of a row cannot be read; empty where it can."""
-        ...
-
-
 def cache_folder() -> Path:
     """Folder of the cached results; it need not exist."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -74,12 +42,31 @@ def cache_folder() -> Path:
         raise OSError(f"there is no home folder: {error}") from error
 
 
-def unreadable_rows(pictures: CheckedPictures, check: str) -> dict[int, str]:
-    """Why pictures cannot be read, by their rows; with ``check`` "present" those that are missing or empty."""
-    if check == "decoded":
-        return faults(pictures) if len(pictures) else {}
-    absent = (row for row in range(len(pictures)) if not pictures.present(row))
-    return {row: f"picture {pictures.names[row]}: it is missing or empty" for row in absent}
+def unreadable_rows(pictures: NamedPictures, check: Check) -> dict[int, str]:
+    """Why pictures cannot be read, by their rows; with ``check`` "present" those that are missing or empty.
+
+    Otherwise all are decoded by as many threads as there are cores, unless the verdict on the same files is
+    remembered. Those that could not be read then are tried again: they are few, and it may have been the disk or the
+    network that failed. A verdict that is damaged does not count. One that cannot be written is warned of.
+    """
+    rows = range(len(pictures))
+    if check == "present":
+        absent = (row for row in rows if not pictures.present(row))
+        return {row: f"picture {pictures.names[row]}: it is missing or empty" for row in absent}
+    if not rows:
+        return {}
+    key = _digest(pictures, _in_threads(pictures.version, rows))
+    remembered = _remembered(key, pictures)
+    suspects = rows if remembered is None else remembered
+    if remembered is None:
+        with step(f"checking the pictures in {pictures.source.name}", len(rows)) as done:
+            reasons = _in_threads(pictures.fault, rows, done)
+    else:
+        reasons = [pictures.fault(row) for row in suspects]
+    lost = {row: reason for row, reason in zip(suspects, reasons, strict=True) if reason}
+    if remembered is None or len(lost) < len(suspects):
+        _remember(key, pictures, lost)
+    return lost
 
 
 def check_share(lost: int, count: int, where: str, at_most: float, first: str = "") -> str:
@@ -88,29 +75,6 @@ def check_share(lost: int, count: int, where: str, at_most: float, first: str = 
     if lost > at_most * count:
         raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out (data.unreadable){named}")
     return f"{told} and are left out{named}"
-
-
-def faults(pictures: CheckedPictures) -> dict[int, str]:
-    """Why pictures cannot be read, by their rows; those that can are not in it.
-
-    All M pictures are decoded by as many threads as there are cores, unless the verdict on the same files is
-    remembered. Those that could not be read then are tried again: they are few, and it may have been the disk or the
-    network that failed. A verdict that is damaged does not count. One that cannot be written is warned of.
-    """
-    rows = range(len(pictures))
-    key = _digest(pictures, _in_threads(pictures.version, rows))
-    remembered = _remembered(key, pictures)
-    if remembered is None:
-        with step(f"checking the pictures in {pictures.source.name}", len(rows)) as done:
-            reasons = _in_threads(pictures.fault, rows, done)
-    else:
-        reasons = [pictures.fault(row) for row in remembered]
-    reasons_of_rows = {
-        row: reason for row, reason in zip(rows if remembered is None else remembered, reasons, strict=True) if reason
-    }
-    if remembered is None or len(reasons_of_rows) < len(remembered):
-        _remember(key, pictures, reasons_of_rows)
-    return reasons_of_rows
 
 
 def _in_threads(
@@ -133,7 +97,7 @@ def _in_threads(
     return list(chain.from_iterable(answers))
 
 
-def _digest(pictures: CheckedPictures, versions: Sequence[tuple[int, ...]]) -> str:
+def _digest(pictures: NamedPictures, versions: Sequence[tuple[int, ...]]) -> str:
     """Fingerprint of these pictures, in their order and current versions."""
     source = pictures.source.resolve()
     status = source.stat()
@@ -147,7 +111,7 @@ def _digest(pictures: CheckedPictures, versions: Sequence[tuple[int, ...]]) -> s
     return digest.hexdigest()
 
 
-def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
+def _remembered(key: str, pictures: NamedPictures) -> list[int] | None:
     """The rows that could not be read, ascending; None if there is no sound verdict."""
     try:
         content: Any = json.loads((cache_folder() / f"{key}.json").read_bytes())
@@ -160,7 +124,7 @@ def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
     return sorted(rows) if sound else None
 
 
-def _remember(key: str, pictures: CheckedPictures, reasons: dict[int, str]) -> None:
+def _remember(key: str, pictures: NamedPictures, reasons: dict[int, str]) -> None:
     content = {
         "source": str(pictures.source),
         "pictures": len(pictures),

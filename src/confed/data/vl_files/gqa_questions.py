@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from confed.data.intake.stream import Window
+from confed.data.intake.stream import opened_json
 from confed.data.refusals import check_choice, existing_folder, refuse
 
 Questions = Literal["balanced", "all"]
@@ -26,14 +26,9 @@ class Question:
 
 def questions_of(file: Path) -> Iterator[Question]:
     """The entries of a question file in its order, read one by one."""
-    with file.open("rb") as stream:
-        text = Window(file, stream)
-        if text.peek() != "{":
-            refuse(file, "one object, question id -> question, as GQA has it", found="none")
-        for key in text.members():
-            where = f"{file}: question {key!r}"
-            yield _question(key, text.value(f": question {key!r}"), where)
-        text.finish()
+    with opened_json(file, "{", "one object, question id -> question, as GQA has it") as window:
+        for key in window.places():
+            yield _question(key, window.value(f": question {key!r}"), f"{file}: question {key!r}")
 
 
 def _question(key: str, entry: Any, where: str) -> Question:

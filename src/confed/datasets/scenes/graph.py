@@ -6,7 +6,7 @@ it is public, training, validation or test material, so no choice of seeds can l
 another.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -94,10 +94,14 @@ def sample(
 ) -> Iterator[Tags]:
     """Endless stream of new graphs of one role, one at a time (each a :class:`Tags` of one picture)."""
     wanted = np.array([NOUNS.index(noun) + 1 for noun in nouns])
+    return new_graphs(role, lambda: _candidates(CHUNK, wanted, prior, rng), set() if seen is None else seen)
+
+
+def new_graphs(role: str, draw: Callable[[], Tags], seen: set[int]) -> Iterator[Tags]:
+    """The graphs of one role that were not seen before, one by one, out of many that are drawn at once."""
     buckets = np.array(list(ROLES[role]), dtype=np.uint64)
-    seen = set() if seen is None else seen
     while True:
-        tags = _candidates(CHUNK, wanted, prior, rng)
+        tags = draw()
         marks = fingerprint(tags)
         for row in np.flatnonzero(np.isin(marks % np.uint64(16), buckets)):
             mark = int(marks[row])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,80 +50,38 @@ from confed.datasets.scenes.questions import (
     TYPE_NAMES,
     WORDING_SHIFT,
     WORDS,
+    Program,
+    Templates,
     oracle,
+    parse,
+    phrase,
     quadrant,
+    skeletons,
     total,
+    words_of,
 )
 from confed.datasets.scenes.render import render_neutral
 
 # Statements about two pictures, or about one of which a cell is hidden ----------------------------------------
 
 VERDICTS = ("entailed", "contradicted", "neutral")
-Forms = Mapping[str, tuple[str, ...]]
-
-# C is a colour, N a noun, K a number, Q a quadrant; the order of the arguments is the order in the statement.
-PAIRS: Forms = {
+PAIRS: Templates = {
     "both": ("both pictures show a N", "each of the pictures shows a N"),
     "one": ("only one of the pictures shows a N", "one picture shows a N and the other does not"),
     "more": ("more C things are on the left than on the right", "the left picture shows more C things"),
     "total": ("the two pictures together show K C things", "there are K C things in the two pictures"),
 }
-ENTAILMENT: Forms = {
+ENTAILMENT: Templates = {
     "noun_at": ("there is a N in the Q", "a N is in the Q"),
     "color_at": ("there is a C thing in the Q", "a C thing is in the Q"),
     "at_least": ("at least K things are C", "there are at least K C things"),
     "at_most": ("at most K things are C", "there are at most K C things"),
 }
+_PAIR_FAMILIES, _ENTAILMENT_FAMILIES = skeletons(PAIRS), skeletons(ENTAILMENT)
 ATTEMPTS = 12
 
 
-class Statement(NamedTuple):
-    """A family of statements and its arguments, in the order of the statement."""
-
-    family: str
-    arguments: tuple[str, ...]
-
-
-def statement_words(*forms: Forms) -> set[str]:
-    """The words of some statements, without what stands for an argument."""
-    words: set[str] = set()
-    for texts in chain.from_iterable(form.values() for form in forms):
-        words.update(" ".join(texts).split())
-    return words - set("CNKQ")
-
-
-def say(statement: Statement, forms: Forms, paraphrase: int) -> str:
-    """The statement as a sentence."""
-    rest = list(statement.arguments)
-    words = forms[statement.family][paraphrase].split()
-    return " ".join(rest.pop(0) if word in set("CNKQ") else word for word in words)
-
-
-def read(text: str, forms: Forms) -> Statement:
-    """The statement that a sentence makes."""
-    for words in QUADRANTS:
-        text = text.replace(words, words.replace(" ", "-"))
-    skeleton, arguments = [], []
-    for word in text.split():
-        letter = ""
-        if word in COLOURS:
-            letter = "C"
-        elif word in NOUNS:
-            letter = "N"
-        elif word.isdigit():
-            letter = "K"
-        elif word.replace("-", " ") in QUADRANTS:
-            letter = "Q"
-        skeleton.append(letter or word)
-        arguments += [word.replace("-", " ")] if letter else []
-    shape = " ".join(skeleton)
-    for family, texts in forms.items():
-        if shape in texts:
-            return Statement(family, tuple(arguments))
-    refuse("a statement", "a form of the scenes benchmark", text)
-
-
-def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> bool:
+def holds(statement: Program, left: Sequence[Object], right: Sequence[Object]) -> bool:
     """Whether a statement about two pictures is true."""
     family, arguments = statement
     if family in ("both", "one"):
@@ -135,7 +92,7 @@ def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object])
     return a > b if family == "more" else a + b == int(arguments[0])
 
 
-def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str:
+def entails(statement: Program, visible: Sequence[Object], hidden: int) -> str:
     """Verdict of a picture with a hidden cell on a statement.
 
     In the hidden cell there may be nothing or any one thing: a verdict is "neutral" where that would decide.
@@ -159,28 +116,28 @@ def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str
 
 def propose_about_two(
     family: str, left: Sequence[Object], right: Sequence[Object], rng: np.random.Generator
-) -> Statement:
+) -> Program:
     """A random statement about two pictures that mentions something in one of them."""
     one = (left, right)[int(rng.integers(2))]
     thing = one[int(rng.integers(len(one)))]
     if family in ("both", "one"):
-        return Statement(family, (thing.noun,))
+        return Program(family, (thing.noun,))
     if family == "more":
-        return Statement(family, (thing.colour,))
+        return Program(family, (thing.colour,))
     both = total((*left, *right), thing.colour)
     number = max(1, both + int(rng.integers(-1, 2)) * int(rng.integers(2)))
-    return Statement(family, (str(min(number, 5)), thing.colour))
+    return Program(family, (str(min(number, 5)), thing.colour))
 
 
-def propose_about_one(family: str, whole: Sequence[Object], hidden: int, rng: np.random.Generator) -> Statement:
+def propose_about_one(family: str, whole: Sequence[Object], hidden: int, rng: np.random.Generator) -> Program:
     """A random statement about a picture with a hidden cell that mentions something in it, hidden or not."""
     thing = whole[int(rng.integers(len(whole)))]
     if family.endswith("_at"):
         cells = (thing.cell, hidden, int(rng.integers(GRID * GRID)))
         word = thing.noun if family == "noun_at" else thing.colour
-        return Statement(family, (word, quadrant(cells[int(rng.integers(3))])))
+        return Program(family, (word, quadrant(cells[int(rng.integers(3))])))
     number = int(rng.integers(2, 4)) if family == "at_least" else int(rng.integers(1, 3))
-    return Statement(family, (str(number), thing.colour))
+    return Program(family, (str(number), thing.colour))
 
 
 class Even:
@@ -191,7 +148,7 @@ class Even:
         self.families: Counter[str] = Counter()
         self._of: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
 
-    def accepts(self, statement: Statement, answer: str) -> bool:
+    def accepts(self, statement: Program, answer: str) -> bool:
         """Whether one more statement with this answer keeps the family even; it is then counted."""
         family, arguments = statement
         whole = self._of[family,]
@@ -217,7 +174,7 @@ TASK_ANSWERS: Mapping[str, tuple[str, ...]] = {
 }
 TASK_WORDS: tuple[str, ...] = (
     *WORDS,
-    *sorted((statement_words(PAIRS, ENTAILMENT) | {"true", "false", *VERDICTS}) - set(WORDS)),
+    *sorted((words_of(PAIRS) | words_of(ENTAILMENT) | {"true", "false", *VERDICTS}) - set(WORDS)),
 )
 # What may be offered beside the right answer.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
@@ -264,7 +221,7 @@ def _pairs(client: str, role: str, number: int, knobs: Knobs) -> Made:
     graphs = sample(role, NOUNS, UNIFORM, generator(seed, "graphs", role, "task pairs"))
     rng = generator(seed, "questions", role, "task pairs")
     used: list[Tags] = []
-    rows: list[tuple[tuple[int, int], Statement, str]] = []
+    rows: list[tuple[tuple[int, int], Program, str]] = []
     while len(rows) < number:
         both = [next(graphs), next(graphs)]
         left, right = (objects(tags, 0) for tags in both)
@@ -279,13 +236,13 @@ def _pairs(client: str, role: str, number: int, knobs: Knobs) -> Made:
     return Made(_examples(client, role, pictures, rows, PAIRS, rng), tags, _true)
 
 
-def _verdict(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> str:
+def _verdict(statement: Program, left: Sequence[Object], right: Sequence[Object]) -> str:
     return str(holds(statement, left, right)).lower()
 
 
 def _true(examples: Examples, tags: Tags) -> list[str | None]:
     return [
-        _verdict(read(text, PAIRS), objects(tags, int(left)), objects(tags, int(right)))
+        _verdict(parse(text, _PAIR_FAMILIES), objects(tags, int(left)), objects(tags, int(right)))
         for text, (left, right) in zip(examples.questions, examples.image_index, strict=True)
     ]
 
@@ -297,7 +254,7 @@ def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
     rng = generator(seed, "questions", role, "task entailment")
     used: list[Tags] = []
     cells: list[int] = []
-    rows: list[tuple[int, Statement, str]] = []
+    rows: list[tuple[int, Program, str]] = []
     while len(rows) < number:
         tags = next(graphs)
         whole = objects(tags, 0)
@@ -319,7 +276,7 @@ def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
     def oracle(examples: Examples, tags: Tags) -> list[str | None]:
         index = map(int, examples.image_index)
         return [
-            entails(read(text, ENTAILMENT), objects(tags, picture), int(where[picture]))
+            entails(parse(text, _ENTAILMENT_FAMILIES), objects(tags, picture), int(where[picture]))
             for text, picture in zip(examples.questions, index, strict=True)
         ]
 
@@ -327,17 +284,17 @@ def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
 
 
 def _ask(
-    forms: Mapping[str, tuple[str, ...]],
+    forms: Templates,
     even: Even,
     wanted: int,
     rng: np.random.Generator,
-    propose: Callable[[str], Statement],
-    judge: Callable[[Statement], str],
-) -> list[tuple[Statement, str]]:
+    propose: Callable[[str], Program],
+    judge: Callable[[Program], str],
+) -> list[tuple[Program, str]]:
     """Up to ``wanted`` different statements with their verdicts; families asked least so far come first."""
     luck = rng.random(len(forms))
     turn = {family: even.families[family] + 2 * chance for family, chance in zip(forms, luck, strict=True)}
-    verdicts: dict[Statement, str] = {}
+    verdicts: dict[Program, str] = {}
     for family in sorted(forms, key=turn.__getitem__):
         for _ in range(ATTEMPTS if len(verdicts) < wanted else 0):
             statement = propose(family)
@@ -352,11 +309,13 @@ def _examples(
     client: str,
     role: str,
     pictures: np.ndarray,
-    rows: "list[tuple[int, Statement, str]] | list[tuple[tuple[int, int], Statement, str]]",
-    forms: Mapping[str, tuple[str, ...]],
+    rows: "list[tuple[int, Program, str]] | list[tuple[tuple[int, int], Program, str]]",
+    forms: Templates,
     rng: np.random.Generator,
 ) -> Examples:
-    texts = [say(statement, forms, int(rng.integers(len(forms[statement.family])))) for _, statement, _ in rows]
+    texts: list[str] = []
+    for _, statement, _ in rows:
+        texts.append(phrase(statement, int(rng.integers(len(forms[statement.family]))), templates=forms))
     return Examples(
         pictures,
         np.array([index for index, _, _ in rows], dtype=np.int64),

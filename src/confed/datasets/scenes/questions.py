@@ -21,7 +21,7 @@ NUMBERS = tuple(str(n) for n in range(6))
 
 
 class Program(NamedTuple):
-    """A question family and its arguments (colours or nouns, in the order of the question)."""
+    """A family of questions or statements and its arguments, in the order of the text."""
 
     family: str
     arguments: tuple[str, ...]
@@ -116,7 +116,13 @@ def quadrant(cell: int) -> str:
 
 ANSWERS: tuple[str, ...] = ("yes", "no", *NUMBERS, *COLOURS, *SIZES, *QUADRANTS, *NOUNS)
 
-# C and D stand for colours, N and M for nouns; the order of the arguments is the order in the question.
+# C and D stand for colours, N and M for nouns; in statements K for a number and Q for a quadrant. The order of the
+# arguments is the order in the text.
+_LETTERS = frozenset("CDNMKQ")
+_LETTER_OF: Mapping[str, str] = {
+    **dict.fromkeys(COLOURS, "C"), **dict.fromkeys(NOUNS, "N"), **dict.fromkeys(NUMBERS, "K"),
+    **dict.fromkeys(QUADRANTS, "Q"),
+}  # fmt: skip
 Templates = Mapping[str, tuple[str, ...]]
 """Family -> its wordings."""
 TEMPLATES: Templates = {
@@ -165,9 +171,9 @@ _PLAIN = {dialect: word for word, dialect in WORDING_SHIFT.items()}
 
 
 def words_of(templates: Templates) -> set[str]:
-    """The words of some templates, without what stands for a colour or a noun."""
+    """The words of some templates, without what stands for an argument."""
     forms = chain.from_iterable(templates.values())
-    return set(" ".join(form.rstrip("?") for form in forms).split()) - set("CDNM")
+    return set(" ".join(form.rstrip("?") for form in forms).split()) - _LETTERS
 
 
 def _words() -> tuple[str, ...]:
@@ -180,16 +186,17 @@ WORDS: tuple[str, ...] = _words()
 
 
 def phrase(program: Program, paraphrase: int, shifted: bool = False, templates: Templates = TEMPLATES) -> str:
-    """The program as a question."""
-    rest = list(program.arguments)
+    """The program as a question, or as a statement."""
+    rest, template = list(program.arguments), templates[program.family][paraphrase]
     words = []
-    for word in templates[program.family][paraphrase].rstrip("?").split():
-        plain = rest.pop(0) if word in {"C", "D", "N", "M"} else word
+    for word in template.rstrip("?").split():
+        plain = rest.pop(0) if word in _LETTERS else word
         words.append(WORDING_SHIFT.get(plain, plain) if shifted else plain)
-    return " ".join(words) + "?"
+    return " ".join(words) + ("?" if template.endswith("?") else "")
 
 
-def _skeletons(templates: Templates) -> dict[str, str]:
+def skeletons(templates: Templates) -> dict[str, str]:
+    """Template whose letters do not tell two arguments of a kind apart -> its family."""
     table: dict[str, str] = {}
     for family, forms in templates.items():
         for template in forms:
@@ -197,21 +204,23 @@ def _skeletons(templates: Templates) -> dict[str, str]:
     return table
 
 
-_FAMILY_OF = _skeletons(TEMPLATES)
+_FAMILY_OF = skeletons(TEMPLATES)
 
 
-def parse(question: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
-    """The program that a question (in either wording) stands for."""
-    words, arguments = [], []
-    for word in question.rstrip("?").split():
-        plain = _PLAIN.get(word, word)
-        if plain in COLOURS or plain in NOUNS:
-            arguments.append(plain)
-            plain = "C" if plain in COLOURS else "N"
-        words.append(plain)
-    family = family_of.get(" ".join(words) + "?")
+def parse(text: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
+    """The program that a question (in either wording) or a statement stands for."""
+    joined = text.rstrip("?")
+    for words in QUADRANTS:
+        joined = joined.replace(words, words.replace(" ", "-"))
+    skeleton, arguments = [], []
+    for word in joined.split():
+        plain = _PLAIN.get(word, word).replace("-", " ")
+        letter = _LETTER_OF.get(plain)
+        skeleton.append(letter or plain)
+        arguments += [plain] if letter else []
+    family = family_of.get(" ".join(skeleton) + ("?" if text.endswith("?") else ""))
     if family is None:
-        refuse("a question", "a template of the scenes benchmark", question)
+        refuse("a text", "a template of the scenes benchmark", text)
     return Program(family, tuple(arguments))
 
 
@@ -219,7 +228,7 @@ def oracle(
     questions: Sequence[str], image_index: np.ndarray, tags: Tags, templates: Templates = TEMPLATES
 ) -> list[str | None]:
     """Answers from question text and scene graphs alone: the ceiling of every model."""
-    family_of = _FAMILY_OF if templates is TEMPLATES else _skeletons(templates)
+    family_of = _FAMILY_OF if templates is TEMPLATES else skeletons(templates)
     graphs: dict[int, tuple[Object, ...]] = {}
     answers = []
     for question, picture in zip(questions, map(int, image_index), strict=True):

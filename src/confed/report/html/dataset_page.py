@@ -67,7 +67,7 @@ def dataset_page(
 
 def _shares(examples: Examples) -> list[tuple[str, int, float]]:
     """Answers or labels, counts, and widths of bars in percent."""
-    listed = [(answer, count) for answer, count in examples.target.counts().most_common(ANSWERS) if count]
+    listed = [(answer, count) for answer, count in examples.answer_counts().most_common(ANSWERS) if count]
     most = max((count for _, count in listed), default=1)
     return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
 
@@ -80,7 +80,7 @@ def _examples(examples: Examples, store: ImageStore) -> list[tuple[str, str, str
     cards: list[tuple[str, str, str]] = []
     for row in sorted(rows.values())[:SHOWN]:
         picture = store.add(_png(np.asarray(examples.images[int(first[row])]))) if shown[row] else ""
-        cards.append((picture, examples.questions[row], examples.target.text(row) or "no label"))
+        cards.append((picture, examples.questions[row], examples.right_answer(row) or "no label"))
     return cards
 
 
