@@ -90,7 +90,9 @@ def record_files(folder: Path) -> list[list[Path]]:
     groups: list[list[Path]] = []
     for places, kinds in (([folder], (JSON, ENDINGS)), (below, (JSON, TABLES))):
         for endings in kinds:
-            files = [file for place in places for file in visible(place, *endings) if file.is_file()]
+            files: list[Path] = []
+            for place in places:
+                files += [file for file in visible(place, *endings) if file.is_file()]
             groups.append(files if len(files) <= MOST or places == [folder] else [])
     return groups
 
