@@ -616,8 +616,8 @@ def _together(parts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
     """All probabilities and labels (N, C); those of a single place, which may be large, are not copied."""
     if len(parts) == 1:
         return parts[0]["probabilities"], parts[0]["labels"]
-    scores, labels = (torch.cat([tensors[name] for tensors in parts]) for name in ("probabilities", "labels"))
-    return scores, labels
+    probabilities = torch.cat([tensors["probabilities"] for tensors in parts])
+    return probabilities, torch.cat([tensors["labels"] for tensors in parts])
 
 
 def _coarse(scores: Tensor, truth: Tensor, dataset: FederatedDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:

@@ -64,8 +64,11 @@ def _shown(study: StudyResults, cards: Mapping[str, Sequence[Card]], labels: boo
     """The tab in front: of labels the first method that is no bound, else the last whose cards are of both models."""
     if labels:
         return 1 + next((i for i, method in enumerate(cards) if not study.of(method)[0].summary.is_bound), 0)
-    both = [tab for tab, of_method in enumerate(cards.values(), 1) if any(len(card["views"]) > 1 for card in of_method)]
-    return max(both, default=0)
+    last = 0
+    for tab, of_method in enumerate(cards.values(), 1):
+        if any(len(card["views"]) > 1 for card in of_method):
+            last = tab
+    return last
 
 
 def _place(sample: Sample) -> str:

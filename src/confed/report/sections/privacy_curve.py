@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from confed.comparison.records import distinct_labels
 from confed.metrics.statistics import mean_sd
 from confed.privacy.accountant import available, epsilon, releases_of
@@ -79,8 +81,8 @@ def accuracy_against_epsilon(study: StudyResults, delta: float = DELTA) -> Drawi
         axes = figure.add_subplot()
         for hue, (name, points) in enumerate(lines.items()):
             series = SeriesStyle(name, f"m{hue % HUES + 1}")
-            x, moments = [p.epsilon for p in points], [mean_sd([100 * a for a in p.accuracies]) for p in points]
-            axes.errorbar(x, *zip(*moments, strict=True), capsize=2, **line_style(series, palette, 5))
+            x, moments = [p.epsilon for p in points], 100 * np.array([mean_sd(p.accuracies) for p in points])
+            axes.errorbar(x, moments[:, 0], moments[:, 1], capsize=2, **line_style(series, palette, 5))
             for free in points_of[name]:
                 if math.isinf(free.epsilon):
                     height = 100 * mean_sd(free.accuracies)[0]
