@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,14 @@ def measure(name: str, recipe: Recipe, seconds: float) -> Tried | None:
 
 def _in_turn(sources: list[Iterator[Any]]) -> Iterator[Any]:
     """One item of each source after the other, until all are at their end."""
-    return filter(lambda item: item is not None, chain.from_iterable(zip_longest(*sources)))
+    while sources:
+        rest: list[Iterator[Any]] = []
+        for source in sources:
+            item = next(source, None)
+            if item is not None:
+                yield item
+                rest.append(source)
+        sources = rest
 
 
 def _encoders(encoder: str, text_encoder: str, *, reads_texts: bool) -> tuple[str, str, str]:
