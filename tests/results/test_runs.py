@@ -79,8 +79,8 @@ def test_interrupted_run_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     run = load(folder).runs[0]
     assert not run.complete
     assert run.summary.content["rounds"] == 3
-    assert run.clients == tuple(CLIENTS)
-    assert run.scenes == tuple(SCENES)
+    assert run.summary.clients == tuple(CLIENTS)
+    assert run.summary.scenes == tuple(SCENES)
     assert run.predictions() == {}
     assert run.gallery() == []
     assert set(run.missing) == {"summary.json", "gallery.json", "predictions.safetensors", "timings.jsonl"}

@@ -295,7 +295,7 @@ class Run(Trackable):
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients."""
-        return self._record.clients
+        return self._record.summary.clients
 
     @property
     def recipe(self) -> Recipe:
@@ -377,7 +377,7 @@ class Run(Trackable):
             subset = "test" if view == "unseen" else "validation"
             rows.append((run.place, run.seed, round_of, view, place, subset, None, metric, value, 1.0))
         last = run.summary.rounds
-        names_of = {view.mean: (view.evaluated, run.metric) for view in TESTED}
+        names_of = {view.mean: (view.evaluated, run.summary.metric) for view in TESTED}
         names_of |= {outcome: (one.view.evaluated, one.name) for outcome, one in further_of([run]).items()}
         for outcome, places in record_of(run).examples.items():
             if outcome not in names_of:
@@ -410,13 +410,13 @@ class Run(Trackable):
         examples = summary.examples
         rows = {
             place: {
-                "kind": "unseen" if place in run.scenes else "client",
+                "kind": "unseen" if place in run.summary.scenes else "client",
                 "personal": personal.get(place),
                 "global": seen.get(place, unseen.get(place)),
                 "train": examples.get(place, {}).get("train"),
                 "test": examples.get(place, {}).get("test"),
             }
-            for place in dict.fromkeys((*run.clients, *personal, *seen, *run.scenes))
+            for place in dict.fromkeys((*run.summary.clients, *personal, *seen, *run.summary.scenes))
         }
         for name, view in product(summary.measures, (View.PERSONAL, View.SEEN, View.UNSEEN)):
             for place, value in summary.measured(name, view).items():

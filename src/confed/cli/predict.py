@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -284,7 +285,4 @@ def _evaluate_known(folders: list[Path], shares: str, models: list[str], seed: i
 
 def _next(root: Path) -> Path:
     """The first of the folders 1, 2, ... that does not exist."""
-    number = 1
-    while (root / str(number)).exists():
-        number += 1
-    return root / str(number)
+    return next(path for path in map(root.joinpath, map(str, count(1))) if not path.exists())

@@ -1,6 +1,7 @@
 """What happened during a run, round by round."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from confed.comparison.refusals import SEVERAL
 from confed.results import stored
@@ -25,8 +26,8 @@ def evaluations(run: RunResults, view: str) -> dict[int, dict[str, float]]:
         view = run.summary.deploys.evaluated
     splits = {int(facts["round"]): facts.get("split") for facts in run.records.evaluations}
     split = "validation" if "validation" in splits.values() or not splits else next(iter(splits.values()))
-    if run.metric != SEVERAL:
-        scores = run.records.by_round(view, run.metric)
+    if run.summary.metric != SEVERAL:
+        scores = run.records.by_round(view, run.summary.metric)
     else:
         scores = {}
         for round_of, places in run.records.measured(view).items():
@@ -135,11 +136,8 @@ def seconds_until(run: RunResults) -> Curve:
 
 def _added_up(amounts: Curve) -> Curve:
     """Round -> the sum of the amounts up to it."""
-    total, totals = 0.0, {0: 0.0}
-    for round_of, amount in sorted(amounts.items()):
-        total += amount
-        totals[round_of] = total
-    return totals
+    rounds = sorted(amounts)
+    return dict(zip([0, *rounds], accumulate(map(amounts.__getitem__, rounds), initial=0.0), strict=True))
 
 
 def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:

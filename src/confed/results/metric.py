@@ -18,19 +18,19 @@ def types_in_order(types: Iterable[str]) -> list[str]:
 
 def metric_of(runs: Sequence[RunResults]) -> str:
     """The name of the runs' metric; "score" where they have several."""
-    names = dict.fromkeys(run.metric for run in runs if run.complete)
+    names = dict.fromkeys(run.summary.metric for run in runs if run.complete)
     return title_of(next(iter(names), "accuracy") if len(names) < 2 else SEVERAL)
 
 
 def metric_note(runs: Sequence[RunResults]) -> str:
     """Whether runs with several metrics can be compared, in a sentence; the empty text if they have one."""
     complete = [run for run in runs if run.complete]
-    names = list(dict.fromkeys(run.metric for run in complete))
+    names = list(dict.fromkeys(run.summary.metric for run in complete))
     if len(names) < 2:
         return ""
     of: dict[str, list[str]] = {}
     for name in names:
-        of[name] = list(dict.fromkeys(run.label for run in complete if run.metric == name))
+        of[name] = list(dict.fromkeys(run.label for run in complete if run.summary.metric == name))
     words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
     if {*names} <= {*SHARES_OF_RIGHT} and all(record_of(run).strict() for run in complete):
         return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."
@@ -39,8 +39,8 @@ def metric_note(runs: Sequence[RunResults]) -> str:
 
 def place_metric(run: RunResults, place: str, values: Mapping[str, object]) -> str:
     """Name of the headline metric at one place, where clients may have several ("score")."""
-    if run.metric != SEVERAL:
-        return run.metric
+    if run.summary.metric != SEVERAL:
+        return run.summary.metric
     if place in run.summary.metrics_of_places:
         return run.summary.metrics_of_places[place]
     typed = [key.partition("/")[0] for key in values if "/" in key]

@@ -123,7 +123,7 @@ def is_blind(summary: Summary, view: View) -> bool | None:
 def record_of(run: RunResults) -> Record:
     """A run's results as a record."""
     summary, further = run.summary, further_of([run])
-    traits, order = summary.traits, (*run.clients, *run.scenes)
+    traits, order = summary.traits, (*summary.clients, *summary.scenes)
     values = {measure: summary.headline(measure) for measure in OUTCOMES}
     values |= {measure: one.mean(summary) for measure, one in further.items()}
     views = {**MEANS_OF_VIEWS, **{name: label_view([summary], view) for name, (view, _) in LABELS.items()}}
@@ -139,12 +139,12 @@ def record_of(run: RunResults) -> Record:
         examples.resampled,
         run.label,
         Role(traits.reference, traits.centralised, not traits.communicates, summary.trainable, summary.algorithm),
-        {place: summary.metrics_of_places.get(place, run.metric) for place in order},
-        run.metric == SEVERAL,
+        {place: summary.metrics_of_places.get(place, summary.metric) for place in order},
+        summary.metric == SEVERAL,
         run.recipe.get("data"),
         _loses_in_tests(run),
         order,
-        run.clients,
+        summary.clients,
         {measure: is_so for measure, is_so in blind.items() if is_so is not None},
         examples.strict,
     )
@@ -174,7 +174,7 @@ class _Predictions(Mapping[str, Mapping[str, Examples]]):
     def _examples(self, view: View, name: str, scale: float) -> dict[str, Examples]:
         examples: dict[str, Examples] = {}
         for place, columns in self._columns(self._run.summary.view(view)).items():
-            if place not in self._run.left and name in columns:
+            if place not in self._run.summary.left and name in columns:
                 names, truth, answers = (columns.get(what) for what in ("name", "truth", "answer"))
                 examples[place] = Examples(scale * columns[name].astype(np.float64), names, truth, answers)
         return examples
@@ -223,7 +223,7 @@ def _together(run: RunResults, view: str) -> tuple[np.ndarray, np.ndarray, list[
     """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's; None if not kept."""
     if view not in OF_EVALUATED:  # a single unseen place
         return None
-    left = {*run.left, *([VALIDATION] if view == "unseen" else [])}
+    left = {*run.summary.left, *([VALIDATION] if view == "unseen" else [])}
     kept: list[dict[str, np.ndarray]] = []
     for place, columns in sorted(run.examples(OF_EVALUATED[view]).items()):
         if place not in left and {"probabilities", "labels"} <= columns.keys():

@@ -49,26 +49,6 @@ class RunResults:
         """Where a study's index has it."""
         return f"{self.method}/seed-{self.seed}"
 
-    @property
-    def metric(self) -> str:
-        """Name of the headline metric."""
-        return self.summary.metric
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients in the federation's order."""
-        return self.summary.clients
-
-    @property
-    def scenes(self) -> tuple[str, ...]:
-        """Places that took no part in training."""
-        return self.summary.scenes
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Clients that left before the end; they are in no mean."""
-        return self.summary.left
-
     def predictions(self) -> dict[str, np.ndarray]:
         """Content of ``predictions.safetensors``, empty if it is missing or cannot be read."""
         from safetensors import SafetensorError
@@ -126,12 +106,12 @@ class StudyResults:
     @property
     def clients(self) -> tuple[str, ...]:
         """All clients, in order."""
-        return tuple(dict.fromkeys(chain.from_iterable(run.clients for run in self.runs)))
+        return tuple(dict.fromkeys(chain.from_iterable(run.summary.clients for run in self.runs)))
 
     @property
     def scenes(self) -> tuple[str, ...]:
         """All unseen places, in order."""
-        return tuple(dict.fromkeys(chain.from_iterable(run.scenes for run in self.runs)))
+        return tuple(dict.fromkeys(chain.from_iterable(run.summary.scenes for run in self.runs)))
 
     @property
     def failed(self) -> tuple[str, ...]:

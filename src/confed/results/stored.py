@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, islice, pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,52 +129,38 @@ class Records:
 
 
 class _Table:
-    """Rows that are added round by round."""
+    """What was measured of a view, round by round."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.rounds: list[np.ndarray] = []
-        self.places: list[np.ndarray] = []
-        self.columns: dict[str, list[np.ndarray]] = {}
+        self.numbers: dict[str, int] = {}  # place -> its position
+        self.blocks: list[tuple[int, np.ndarray, Columns]] = []  # round, positions of places, a value for each
         self.orders: set[tuple[str, ...]] = set()  # in which places have measures
-        self.last: list[str] = []
-        self.codes = np.zeros(0, np.int32)
 
-    def add(self, round_of: int, places: list[str], columns: Columns) -> None:
-        if places != self.last:  # most often the same ones in every round
-            self.last = places
-            self.codes = _codes(map(str, places), self.numbers)
-        self.places.append(self.codes)
-        self.rounds.append(np.full(len(places), round_of, np.int32))
-        for name, values in columns.items():
-            missing = [np.full(len(rows), np.nan) for rows in self.rounds[len(self.columns.get(name, ())) : -1]]
-            self.columns.setdefault(name, []).extend([*missing, values])
+    def add(self, round_of: int, columns: Mapping[str, Mapping[str, Any]], places: Iterable[str]) -> None:
+        names, values = list(places), dict[str, np.ndarray]()
+        for measure, of_places in columns.items():
+            numbers = map(of_places.get, names)  # of a damaged line some are none
+            numbers = [value if isinstance(value, int | float) else np.nan for value in numbers]
+            values[measure] = np.array(numbers, np.float64)
+        self.blocks.append((round_of, _codes(map(str, names), self.numbers), values))
 
     def values(self) -> Values:
-        columns: dict[str, np.ndarray] = {}
-        for name, blocks in self.columns.items():
-            missing = [np.full(len(rows), np.nan) for rows in self.rounds[len(blocks) :]]
-            columns[name] = np.concatenate([*blocks, *missing])
-        columns = {name: columns[name] for name in self._ordered()}
-        return Values(tuple(self.numbers), np.concatenate(self.rounds), np.concatenate(self.places), columns)
-
-    def _ordered(self) -> list[str]:
-        """The columns in an order that is that of every place, if there is one."""
-        before: dict[str, set[str]] = {name: set() for name in self.columns}
+        rounds, places, of_rounds = zip(*self.blocks, strict=True)
+        sizes = list(map(len, places))
+        before = {measure: set[str]() for measure in chain.from_iterable(of_rounds)}
         for order in sorted(self.orders):
             for earlier, later in pairwise(order):
                 before[later].add(earlier)
-        try:
-            return [*TopologicalSorter(before).static_order()]
+        try:  # an order that is that of every place, if there is one
+            measures = [*TopologicalSorter(before).static_order()]
         except CycleError:
-            return [*self.columns]
-
-
-def _numbers(values: list[Any]) -> np.ndarray:
-    try:
-        return np.array(values, np.float64)
-    except (TypeError, ValueError):  # a damaged line
-        return np.array([value if isinstance(value, int | float) else np.nan for value in values], np.float64)
+            measures = [*before]
+        columns: dict[str, np.ndarray] = {}
+        for measure in measures:
+            parts = [of.get(measure, np.full(size, np.nan)) for of, size in zip(of_rounds, sizes, strict=True)]
+            columns[measure] = np.concatenate(parts)
+        of_rows = np.repeat(np.array(rounds, np.int32), sizes)
+        return Values(tuple(self.numbers), of_rows, np.concatenate(places), columns)
 
 
 class Recorder:
@@ -193,18 +178,14 @@ class Recorder:
             columns = {key: line[key] for key in _TRAINED if isinstance(line.get(key), Mapping)}
             if epsilon := (line.get(_SPENT) or {}).get("epsilon"):
                 columns["epsilon"] = epsilon
-            places = list(dict.fromkeys(chain.from_iterable(columns.values())))
-            if places:
-                by_column: dict[str, np.ndarray] = {}
-                for key, of_places in columns.items():
-                    by_column[key] = _numbers([of_places.get(place) for place in places])
-                self._tables.setdefault(TRAINING, _Table()).add(int(line["round"]), places, by_column)
+            if clients := dict.fromkeys(chain.from_iterable(columns.values())):
+                self._tables.setdefault(TRAINING, _Table()).add(int(line["round"]), columns, clients)
         elif line.get("event") == "evaluation":
             self._evaluations.append(_facts(line, (*EVALUATED, POOLED)))
             for view in (*EVALUATED, POOLED):
                 if places := line.get(view):
                     table = self._tables.setdefault(view, _Table())
-                    table.add(int(line["round"]), list(places), _by_measure(places))
+                    table.add(int(line["round"]), _by_measure(places), places)
                     table.orders.update(map(tuple, islice(places.values(), ORDERED)))
 
     def records(self, tests: Mapping[str, Sequence[FinalResult]] | None = None) -> Records:
@@ -221,18 +202,13 @@ def records_of(lines: Iterable[Mapping[str, Any]]) -> Records:
     return recorder.records()
 
 
-def _by_measure(places: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Measure -> values of the places, in their order."""
-    measures = dict.fromkeys(chain.from_iterable(places.values()))
-    try:  # where every place has all of them, in one pass
-        values = chain.from_iterable(map(itemgetter(*measures), places.values()))
-        table = np.fromiter(values, np.float64).reshape(len(places), len(measures))
-        return dict(zip(measures, table.T, strict=True))
-    except (KeyError, TypeError, ValueError):
-        by_measure: dict[str, np.ndarray] = {}
-        for measure in measures:
-            by_measure[measure] = _numbers([of_place.get(measure) for of_place in places.values()])
-        return by_measure
+def _by_measure(places: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Measure -> place -> value."""
+    columns: dict[str, dict[str, Any]] = {}
+    for place, values in places.items():
+        for measure, value in values.items():
+            columns.setdefault(measure, {})[place] = value
+    return columns
 
 
 def _facts(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from confed.federation.traits import GlobalModel, Traits
 from confed.results.views import View
@@ -75,6 +75,11 @@ def texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
+def entries(value: object) -> Sequence[Mapping[str, Any]]:
+    """The mappings of a list; anything else is empty."""
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list | tuple) else ()
+
+
 def words(value: object) -> dict[str, str]:
     """A mapping of texts."""
     return {str(key): str(item) for key, item in mapping(value).items()}
@@ -92,6 +97,7 @@ def average(values: Sequence[float | None]) -> float | None:
 
 
 Read = TypeVar("Read")
+Read_co = TypeVar("Read_co", covariant=True)
 
 
 def _entry(key: str, read: Callable[[Any], Read]) -> Read:
@@ -101,6 +107,23 @@ def _entry(key: str, read: Callable[[Any], Read]) -> Read:
         return read(summary.content.get(key))
 
     return cast("Read", property(value))
+
+
+class _OfView(Protocol[Read_co]):
+    def __call__(self, view: View) -> Read_co: ...
+
+
+def _of_view(key: str, read: Callable[[Any], Read], *, counted: bool = False) -> _OfView[Read]:
+    """A method: what a function reads of a view's part of an entry; ``counted``: only places that means are over."""
+
+    def value(summary: "Summary") -> _OfView[Read]:
+        def of(view: View) -> Read:
+            places = mapping(mapping(summary.content.get(key)).get(summary.view(view)))
+            return read({place: value for place, value in places.items() if not counted or place not in summary.left})
+
+        return of
+
+    return cast("_OfView[Read]", property(value))
 
 
 @dataclass(frozen=True)
@@ -125,11 +148,9 @@ class Summary:
     rounds = _entry("rounds", whole)  # rounds that were done
     planned_rounds = _entry("planned_rounds", whole)  # rounds of the recipe of an interrupted run; 0 of a finished one
 
-    @property
-    def metric(self) -> str:
-        """Name of the headline metric; :data:`SEVERAL` where places have several."""
-        return str(self.content.get("metric", "accuracy"))
-
+    metric = _entry(
+        "metric", lambda name: text(name) or "accuracy"
+    )  # of the headline; `SEVERAL` where places have such
     metrics_of_places = _entry("metric_of", words)  # place -> its headline metric, where places have several
     trainable = _entry("trainable", text)  # which part of the model is trained; empty where unknown
     clients = _entry("clients", texts)  # clients in the federation's order; of very many the first ones
@@ -217,10 +238,7 @@ class Summary:
             return min(self.counted(View.PERSONAL).values(), default=None)
         return average([*self.counted(View(name.removesuffix("_mean"))).values()])
 
-    def metrics(self, view: View) -> dict[str, dict[str, float]]:
-        """Place -> every metric of the task."""
-        return self._by_place("test_metrics", view)
-
+    metrics = _of_view("test_metrics", table)  # view -> place -> every metric of the task
     measures = _entry("measures", mapping)
     """Name of a further measure (``run.measures``) -> its declaration: "title", "better", "mean" ..."""
 
@@ -229,55 +247,25 @@ class Summary:
         places = self.metrics(view)
         return {place: of[name] for place, of in places.items() if name in of and place not in self.left}
 
-    def types(self, view: View) -> dict[str, dict[str, float]]:
-        """Place -> type of question -> headline value."""
-        return self._by_place("types", view)
-
+    types = _of_view("types", table)  # view -> place -> type of question -> headline value
     type_names = _entry("type_names", words)  # type of question -> how people write it
-
-    def calibration(self, view: View) -> dict[str, float]:
-        """Place -> expected calibration error, of places that means are over."""
-        return self._counted("ece", view)
-
-    @property
-    def captioned(self) -> bool:
-        """Whether models write captions."""
-        return "bleu4" in self.content
-
-    def bleu4(self, view: View) -> dict[str, float]:
-        """Place -> BLEU-4 of its captions, of places that means are over."""
-        return self._counted("bleu4", view)
-
+    calibration = _of_view("ece", numbers, counted=True)  # view -> place -> expected calibration error
+    captioned = _entry("bleu4", lambda stated: stated is not None)  # whether models write captions
+    bleu4 = _of_view("bleu4", numbers, counted=True)  # view -> place -> BLEU-4 of its captions
     matrix = _entry("matrix", table)  # owner of a personal model -> place -> value
     has_modality_matrix = _entry("modality_matrix", bool)  # whether models were tried with sets of modalities
-
-    def modality_matrix(self, view: View) -> dict[str, dict[str, float]]:
-        """Place -> set of modalities -> value."""
-        return self._by_place("modality_matrix", view)
-
-    def controls(self, view: View) -> Mapping[str, Any]:
-        """Results under control conditions; empty where none were tried."""
-        return mapping(mapping(self.content.get("controls")).get(self.view(view)))
-
-    @property
-    def controls_left_out(self) -> Mapping[str, str]:
-        """View, or "all" -> why control conditions were not tried."""
-        return mapping(mapping(self.content.get("controls")).get("left_out"))
+    modality_matrix = _of_view("modality_matrix", table)  # view -> place -> set of modalities -> value
+    controls = _of_view("controls", mapping)  # view -> results under control conditions; empty where none were tried
+    controls_left_out = _entry("controls", lambda stated: words(mapping(stated).get("left_out")))
+    """View, or "all" -> why control conditions were not tried."""
 
     # Labels ---------------------------------------------------------------------------------------------------
 
     labelled = _entry("multilabel", mapping)
     """Results of multi-label data (:mod:`confed.runs.evaluate`); empty for other data."""
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether these are results of multi-label data."""
-        return isinstance(self.content.get("multilabel"), Mapping)
-
-    @property
-    def label_view(self) -> str:
-        """The view that heads multi-label results: "global", "unseen/<place>" or "personal"."""
-        return str(self.labelled.get("headline", ""))
+    is_labelled = _entry("multilabel", lambda stated: isinstance(stated, Mapping))
+    label_view = _entry("multilabel", lambda stated: text(mapping(stated).get("headline")))
+    """The view that heads multi-label results: "global", "unseen/<place>" or "personal"."""
 
     def label_section(self, view: str = "", level: str = "") -> Mapping[str, Any]:
         """Metrics of one view of multi-label results (by default the one that heads them), at one level of labels."""
@@ -299,11 +287,7 @@ class Summary:
 
     parameters = _entry("parameters", numbers)  # values of one client's model: "total", "trained", "sent" and "stored"
     parameters_of = _entry("parameters_of", table)  # client -> the same, where clients differ
-
-    @property
-    def is_site(self) -> bool:
-        """Whether it is what one site of a federation keeps, without results."""
-        return "site" in self.content
+    is_site = _entry("site", lambda name: name is not None)  # whether it is what a site keeps, without results
 
     def sent(self, direction: str) -> list[dict[str, float]] | None:
         """Client -> bytes, of each round; ``direction`` is "bytes_up" or "bytes_down"; None where not counted."""
@@ -313,11 +297,7 @@ class Summary:
     actions = _entry("traffic", table)  # action of a split method -> "calls", "up" and "down"
     features = _entry("features", mapping)  # what keeping features of frozen layers saved
 
-    @property
-    def errors(self) -> Sequence[Mapping[str, Any]]:
-        """Calls that failed: "round", "client" and "error"."""
-        return self.content.get("errors", ())
-
+    errors = _entry("errors", entries)  # calls that failed: "round", "client" and "error"
     notes = _entry("notes", texts)  # what a reader of the numbers must know
     facts = _entry("facts", mapping)  # sizes and floors of the data
     versions = _entry("versions", mapping)  # package -> version
@@ -329,10 +309,8 @@ class Summary:
         """A guarantee, :data:`PRIVACY` or :data:`EXAMPLE_PRIVACY`; empty where none is given."""
         return mapping(self.content.get(key))
 
-    @property
-    def missing_sites(self) -> Mapping[str, str]:
-        """Site of a federation that was not evaluated -> why."""
-        return mapping(mapping(self.content.get("membership")).get("missing"))
+    missing_sites = _entry("membership", lambda stated: words(mapping(stated).get("missing")))
+    """Site of a federation that was not evaluated -> why."""
 
     @property
     def membership(self) -> str:
@@ -349,13 +327,6 @@ class Summary:
         if "over clients" in words:
             return words.replace("over clients", f"over {self.membership}")
         return f"{words}, {self.membership}"
-
-    def _counted(self, key: str, view: View) -> dict[str, float]:
-        values = numbers(mapping(self.content.get(key)).get(self.view(view)))
-        return {place: value for place, value in values.items() if place not in self.left}
-
-    def _by_place(self, key: str, view: View) -> dict[str, dict[str, float]]:
-        return table(mapping(self.content.get(key)).get(self.view(view)))
 
 
 # Which model a method deploys at a client ---------------------------------------------------------------------

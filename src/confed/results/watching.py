@@ -102,7 +102,7 @@ def _value(run: RunResults) -> tuple[str, float | None]:
     """Metric and its mean over clients; of a part of them it says of how many."""
     if run.complete:
         view = View.PERSONAL if run.summary.values(View.PERSONAL) else View.SEEN
-        return run.summary.over_clients(run.metric), run.summary.headline(view.mean)
+        return run.summary.over_clients(run.summary.metric), run.summary.headline(view.mean)
     evaluated = run.records.evaluations
     silent = len(evaluated[-1].get("unanswered") or ()) if evaluated else 0
     for view in ("personal", "global"):
@@ -110,5 +110,5 @@ def _value(run: RunResults) -> tuple[str, float | None]:
         if curve_values:
             values = curve_values[max(curve_values)]
             over = f", {len(values)} of {len(values) + silent} clients" if silent else ""
-            return f"{run.metric}{over}", average(list(values.values()))
+            return f"{run.summary.metric}{over}", average(list(values.values()))
     return "", None

@@ -31,8 +31,10 @@ from confed.federation.specs import HasAnswers, HasCandidates, task_spec
 from confed.federation.state import ServerState
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
 from confed.metrics.multilabel import (
+    Undefined,
     class_average_precision,
     flair_metrics,
+    in_order,
     label_counts,
     mean_over_classes,
     overall_average_precision,
@@ -566,17 +568,15 @@ def summarise_labels(
     train = label_numbers(split.train for split in dataset.clients.values()) + np.zeros(len(dataset.answers), np.int64)
     for view, places in _views(setup, run_data, examined, left).items():
         scores, truth = _together([examined.results[key][1] for key in places])
-        classes[view] = _per_class(scores, truth, dataset.answers, threshold)
+        summary[view], classes[view] = _judged(scores, truth, dataset.answers, threshold, undefined)
         for row, count in zip(classes[view], train.tolist(), strict=True):
             row["train"] = count
         pairs = pairs or _together_counts(scores, truth, dataset.answers, train, threshold)
-        summary[view] = _metrics(scores, truth, classes[view], undefined)
         summary[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
         summary[view]["flair"] = flair_metrics(scores, truth)
         if dataset.coarse:
             names, scores, truth = _coarse(scores, truth, dataset)
-            coarse_classes[view] = _per_class(scores, truth, names, threshold)
-            summary[view]["coarse"] = _metrics(scores, truth, coarse_classes[view], undefined)
+            summary[view]["coarse"], coarse_classes[view] = _judged(scores, truth, names, threshold, undefined)
     if not summary:
         return {}
     first = next(iter(summary))
@@ -616,9 +616,8 @@ def _together(parts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
     """All probabilities and labels (N, C); those of a single place, which may be large, are not copied."""
     if len(parts) == 1:
         return parts[0]["probabilities"], parts[0]["labels"]
-    return torch.cat([tensors["probabilities"] for tensors in parts]), torch.cat(
-        [tensors["labels"] for tensors in parts]
-    )
+    probabilities = torch.cat([tensors["probabilities"] for tensors in parts])
+    return probabilities, torch.cat([tensors["labels"] for tensors in parts])
 
 
 def _coarse(scores: Tensor, truth: Tensor, dataset: FederatedDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:
@@ -634,9 +633,25 @@ def _coarse(scores: Tensor, truth: Tensor, dataset: FederatedDataset) -> tuple[t
     )
 
 
-def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """Counts and metrics of each class; AP is None where there are no positives."""
+def _judged(
+    scores: Tensor, truth: Tensor, names: Sequence[str], threshold: float, undefined: Undefined
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The eight metrics of one view, those over classes by both conventions; and counts and metrics of each class."""
     counts, precision = label_counts(scores, truth, threshold=threshold), class_average_precision(scores, truth)
+    overall = overall_average_precision(scores, truth)
+
+    def metrics(convention: Undefined) -> dict[str, float]:
+        over_classes = mean_over_classes(precision, counts.positives, convention)
+        return in_order({"C-AP": over_classes, "O-AP": overall, **counts.summary(convention)})
+
+    other: Undefined = "omit" if undefined == "zero" else "zero"
+    judged = {
+        **metrics(undefined),
+        "examples": len(scores),
+        "classes": len(names),
+        "without_positives": int((counts.positives == 0).sum()),
+        other: {name: value for name, value in metrics(other).items() if name.startswith("C-")},
+    }
     columns = {
         "positives": counts.positives, "predicted": counts.predicted, "true_positives": counts.true_positives,
         "AP": precision, "P": counts.precision, "R": counts.recall, "F1": counts.f1,
@@ -644,8 +659,9 @@ def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: f
     rows: list[dict[str, Any]] = []
     for name, *row in zip(names, *(column.tolist() for column in columns.values()), strict=True):
         values = dict(zip(columns, row, strict=True))
+        # Without positives there is no AP.
         rows.append({"label": name, **values, "AP": None if np.isnan(values["AP"]) else values["AP"]})
-    return rows
+    return judged, rows
 
 
 def _together_counts(
@@ -659,32 +675,4 @@ def _together_counts(
         "labels": [names[number] for number in order.tolist()],
         "truth": (real.T @ real).long().tolist(),
         "predicted": (predicted.T @ predicted).long().tolist(),
-    }
-
-
-def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:
-    """The eight metrics of one view, those over classes by both conventions."""
-    positives = np.array([row["positives"] for row in classes])
-
-    def over_classes(convention: Any) -> dict[str, float]:
-        means: list[float] = []
-        for key in ("AP", "P", "R"):
-            values = np.array([row[key] for row in classes], dtype=np.float64)
-            means.append(mean_over_classes(values, positives, convention))
-        ap, p, r = means
-        return {"C-AP": ap, "C-P": p, "C-R": r, "C-F1": 2 * p * r / (p + r) if p + r else 0.0}
-
-    hits, predicted = sum(row["true_positives"] for row in classes), sum(row["predicted"] for row in classes)
-    positive_count = int(positives.sum())
-    p, r = hits / predicted if predicted else 0.0, hits / positive_count if positive_count else 0.0
-    overall = {"O-AP": overall_average_precision(scores, truth), "O-P": p, "O-R": r}
-    other = "omit" if undefined == "zero" else "zero"
-    return {
-        **over_classes(undefined),
-        **overall,
-        "O-F1": 2 * p * r / (p + r) if p + r else 0.0,
-        "examples": len(scores),
-        "classes": len(positives),
-        "without_positives": int((positives == 0).sum()),
-        other: over_classes(other),
     }

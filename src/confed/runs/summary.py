@@ -3,10 +3,10 @@
 import platform
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 from confed.comparison.refusals import SEVERAL
 from confed.data.examples import TableData
@@ -65,8 +65,6 @@ def spent_on_examples(setup: Setup, asked: Sent, clients: Sequence[str]) -> dict
 
 
 # summary.json: a run's results in one machine-readable file ---------------------------------------------------
-
-Value = TypeVar("Value")
 
 LISTED = 1000  # clients that a summary lists; of more, the first so many and how many there are besides
 
@@ -176,9 +174,6 @@ def _present(**entries: Any) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
-Views = Mapping[str, Mapping[str, Mapping[str, float]]]  # view -> place -> metric -> value
-
-
 def _results(
     setup: Setup,
     records: Records,
@@ -187,29 +182,31 @@ def _results(
     type_names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Values of all models on test data, with their means."""
-    views: dict[str, dict[str, Mapping[str, float]]] = {view: {} for view in TESTED}
+    headlines: dict[View, dict[str, float]] = {view: {} for view in TESTED}
+    # Every metric of the task, beside the headline's values; those by type of question are under "types".
+    further: dict[str, dict[View, dict[str, Any]]] = {}
+    for key in ("test_metrics", "types", "ece", "bleu4"):
+        further[key] = {view: {} for view in TESTED}
     matrix: dict[str, dict[str, float]] = {}
     traits = setup.algorithm.traits
-    for view, tests in records.tests.items():
+    for evaluated, tests in records.tests.items():
+        view = OF_EVALUATED[evaluated]
         for tested in tests:
-            if tested.owner == tested.place:
-                views[OF_EVALUATED[view]][tested.place] = tested.metrics
-            if view == "personal" and not traits.centralised and traits.has_personal:
-                matrix.setdefault(tested.owner, {})[tested.place] = tested.metrics[metrics[tested.place]]
-
-    def headline(place: str, values: Mapping[str, float]) -> float:
-        return values[metrics[place]]
-
-    def of_all(place: str, values: Mapping[str, float]) -> dict[str, float]:
-        return {name: value for name, value in values.items() if "/" not in name}
-
-    def by_type(place: str, values: Mapping[str, float]) -> dict[str, float]:
-        start = f"{metrics[place]}/"
-        return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
-
-    headlines, bleu4 = _read(views, headline), _read(views, lambda place, values: values.get("bleu4"))
+            place, metric, values = tested.place, metrics[tested.place], tested.metrics
+            if view is View.PERSONAL and not traits.centralised and traits.has_personal:
+                matrix.setdefault(tested.owner, {})[place] = values[metric]
+            if tested.owner != place:
+                continue
+            headlines[view][place] = values[metric]
+            further["test_metrics"][view][place] = {name: value for name, value in values.items() if "/" not in name}
+            typed = {name: value for name, value in values.items() if name.startswith(f"{metric}/")}
+            further["types"][view][place] = {name.removeprefix(f"{metric}/"): value for name, value in typed.items()}
+            for key in values.keys() & {"ece", "bleu4"}:
+                further[key][view][place] = values[key]
     personal = [value for place, value in headlines[View.PERSONAL].items() if place not in left]
     seen = [value for place, value in headlines[View.SEEN].items() if place not in left]
+    if not any(further["bleu4"].values()):
+        del further["bleu4"]
     return {
         **headlines,
         View.PERSONAL.mean: average(personal),
@@ -217,23 +214,11 @@ def _results(
         "personal_spread": max(personal) - min(personal) if personal else None,
         View.SEEN.mean: average(seen),
         View.UNSEEN.mean: average([*headlines[View.UNSEEN].values()]),
-        # Every metric of the task, beside the headline's values above; those by type of question are under "types".
-        "test_metrics": _read(views, of_all),
+        "test_metrics": further.pop("test_metrics"),
         "matrix": matrix,
         **_present(type_names=dict(type_names)),
-        "types": _read(views, by_type),
-        "ece": _read(views, lambda place, values: values.get("ece")),
-        **_present(bleu4=bleu4 if any(bleu4.values()) else {}),
+        **further,
     }
-
-
-def _read(views: Views, read: Callable[[str, Mapping[str, float]], Value | None]) -> dict[str, dict[str, Value]]:
-    """View -> place -> what a function reads of the place's values, where it is not None."""
-    result: dict[str, dict[str, Value]] = {}
-    for view, places in views.items():
-        values = {place: read(place, values) for place, values in places.items()}
-        result[view] = {place: value for place, value in values.items() if value is not None}
-    return result
 
 
 def _sizes(data: TableData) -> dict[str, int]:

@@ -394,7 +394,7 @@ def row_of(runs: Sequence[RunResults]) -> dict[str, Any]:
         "method": first.method,
         "label": first.label,
         "recipe": first.summary.recipe,
-        "metric": first.metric,
+        "metric": first.summary.metric,
         **({"deploys": first.deploys} if first.deploys else {}),
         "seeds": [run.seed for run in runs],
         "metrics": stated_figures,

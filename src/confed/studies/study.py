@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,9 @@ class StudyFolder:
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
-    number, name = 1, file_name(name)
-    while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-        number += 1
+    first = parent / file_name(name)
+    numbered = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(path for path in chain([first], numbered) if not path.exists())
 
 
 def is_free(root: Path) -> bool:

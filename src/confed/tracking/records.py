@@ -112,7 +112,7 @@ def _tracked(run: RunResults, state: RunState, names: Names, group: str, files: 
     rounds = _rounds(run)
     tags = {
         "method": run.label, "algorithm": run.summary.algorithm, "seed": str(run.seed),
-        "metric": run.metric, **{k: f"{v}" for k, v in run.summary.versions.items() if k == "confed"},
+        "metric": run.summary.metric, **{k: f"{v}" for k, v in run.summary.versions.items() if k == "confed"},
         **({"means over": run.summary.membership} if run.summary.membership else {}),
     }  # fmt: skip
     return TrackedRun(
@@ -197,7 +197,7 @@ def _evaluated(run: RunResults, facts: Mapping[str, Any], measured: Mapping[str,
             mean = average([values.get(metric) for values in places.values()])
             result |= {} if mean is None else {f"{split}/{view}/{metric}": mean}
         if headline:
-            result |= _by_place(f"{split}/{view}/{run.metric}", headline)
+            result |= _by_place(f"{split}/{view}/{run.summary.metric}", headline)
     for view, pooled in measured[POOLED].get(facts["round"], {}).items():
         result |= {f"{split}/{portable(view)}/{portable(metric)}": value for metric, value in pooled.items()}
     return result

@@ -46,8 +46,9 @@ def component(name: str, *values: Any, template: str = "components") -> str:
 
 
 # Macros of ``components.html`` that take text, lists of it, or pairs, as it says there.
-chips, tiles, legend, listing, definitions, details = (
-    partial(component, name) for name in ("chips", "tiles", "legend", "listing", "definitions", "details")
+chips, tiles, legend, listing, definitions, details, paragraph, callout = (
+    partial(component, name)
+    for name in ("chips", "tiles", "legend", "listing", "definitions", "details", "paragraph", "callout")
 )
 
 
@@ -90,16 +91,6 @@ def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]
         most_tabs=MOST_TABS,
     )
     return visible(text) + "\n"
-
-
-def paragraph(text: str, style: str = "") -> str:
-    """A paragraph of plain text; ``style`` is a CSS class."""
-    return component("paragraph", text, style)
-
-
-def callout(lines: Sequence[str]) -> str:
-    """Something the reader must not miss; nothing if there are no lines."""
-    return component("callout", lines) if lines else ""
 
 
 def figure(svg_html: str, caption: str = "", title: str = "") -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from confed.comparison.records import distinct_labels
 from confed.metrics.statistics import mean_sd
 from confed.privacy.accountant import available, epsilon, releases_of
@@ -37,26 +39,11 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Point:
-    """Runs with the same noise; epsilon is infinite without a guarantee, accuracies are fractions."""
+    """Runs with the same noise; epsilon is infinite without a guarantee, accuracies are fractions, one per seed."""
 
     row: str
     epsilon: float
     accuracies: tuple[float, ...]
-
-    @property
-    def finite(self) -> bool:
-        """Whether there is a guarantee."""
-        return math.isfinite(self.epsilon)
-
-    @property
-    def mean(self) -> float:
-        """Mean over seeds."""
-        return mean_sd(self.accuracies)[0]
-
-    @property
-    def sd(self) -> float:
-        """Standard deviation over seeds, 0 for one."""
-        return mean_sd(self.accuracies)[1]
 
 
 def curves(study: StudyResults, delta: float = DELTA) -> dict[str, list[Point]]:
@@ -84,21 +71,22 @@ def accuracy_against_epsilon(study: StudyResults, delta: float = DELTA) -> Drawi
     points_of = curves(study, delta)
     lines: dict[str, list[Point]] = {}
     for name, points in points_of.items():
-        if finite := [point for point in points if point.finite]:
+        if finite := [point for point in points if math.isfinite(point.epsilon)]:
             lines[name] = finite
     if not lines:
         return None
-    metric = f"test {study.runs[0].metric} of the global model, %"
+    metric = f"test {study.runs[0].summary.metric} of the global model, %"
 
     def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         for hue, (name, points) in enumerate(lines.items()):
             series = SeriesStyle(name, f"m{hue % HUES + 1}")
-            x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
-            axes.errorbar(x, y, [100 * p.sd for p in points], capsize=2, **line_style(series, palette, 5))
+            x, moments = [p.epsilon for p in points], 100 * np.array([mean_sd(p.accuracies) for p in points])
+            axes.errorbar(x, moments[:, 0], moments[:, 1], capsize=2, **line_style(series, palette, 5))
             for free in points_of[name]:
-                if not free.finite:
-                    axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")
+                if math.isinf(free.epsilon):
+                    height = 100 * mean_sd(free.accuracies)[0]
+                    axes.axhline(height, color=palette(series.colour), linewidth=1, linestyle=":")
         plain_log_scale(axes, "x", lambda x: f"{x:.3g}" if x < 100 else f"{x:,.0f}")
         axes.set_xticks(sorted({point.epsilon for point in chain.from_iterable(lines.values())}))
         words = f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee"
@@ -124,7 +112,7 @@ def section(study: StudyResults, delta: float = DELTA) -> str:
     )
     columns = (
         Column("method", words=True, read=lambda point: study.labels[point.row]),
-        Column("ε", read=lambda point: point.epsilon if point.finite else Cell("∞"), form="{:.3g}".format),
+        Column("ε", read=lambda point: Cell("∞") if math.isinf(point.epsilon) else point.epsilon, form="{:.3g}".format),
         Column("global", "test, %", "%", read=lambda point: mean_sd_cell(point.accuracies)),
     )
     drawing = accuracy_against_epsilon(study, delta)

@@ -251,7 +251,7 @@ def _recall_column(cut: str, view: View, group: str) -> RunColumn:
 
 def _retrieval(context: Context) -> bool:
     """Whether texts are looked for by pictures, and pictures by texts."""
-    return any(run.metric == "tr@1" for run in context.runs)
+    return any(run.summary.metric == "tr@1" for run in context.runs)
 
 
 def _deployed(context: Context) -> bool:
