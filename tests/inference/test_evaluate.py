@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,10 @@ from confed.inference.evaluate import (
     Evaluation,
     Tried,
     blind_notes,
-    comparable_pairs,
-    corrected_tests,
+    compared,
     evaluate,
     left_out,
-    paired_test,
+    paired,
     write_evaluation,
 )
 from confed.inference.finished_run import unknown_words
@@ -231,10 +231,10 @@ def test_tests_of_several_models_are_corrected():
         [_tried("personal:b", "a", [0.0] * 7 + [1.0], [*range(8)]), _tried("personal:b", "b", [1.0], [])],
         [_tried("personal:c", "c", [1.0], [0])],
     ]
-    pairs = [(base, other) for other in others]
-    family = comparable_pairs([*base, *(one for other in others for one in other)])
-    assert family == 3  # the two others against each other too; the last one has a place of its own
-    first, second = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))], family)
+    pairs = [paired(base, other) for other in others]
+    family = 3  # the two others against each other too; the last one has a place of its own
+    assert sum(bool(paired(a, b).same) for a, b in combinations([base, *others], 2)) == family
+    first, second = compared(pairs, family)
     assert first["p_holm"] == pytest.approx(3 * first["p"])
     assert second["p_holm"] == pytest.approx(max(3 * first["p"], 2 * second["p"]))
     assert left_out(pairs) == [

@@ -330,10 +330,10 @@ def test_of_one_place_nothing_is_drawn():
 def test_counts_are_of_answers_and_of_labels():
     scenes = registry.datasets["scenes"](train=20, validation=5, test=5)
     part = scenes.clients["transport"].roles["train"]
-    assert part.answer_frequencies() == Counter(part.answers)
+    assert part.counted_answers() == Counter(part.answers)
     labels = registry.datasets["scene_labels"](clients=4)
     users = next(iter(labels.clients.values())).roles["train"]
-    assert users.answer_frequencies()[users.labels.names[0]] == int(users.labels.numbers()[0])
+    assert users.counted_answers()[users.labels.names[0]] == int(users.labels.numbers()[0])
 
 
 def test_a_description_writes_the_figure(tmp_path):

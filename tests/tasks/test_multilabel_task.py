@@ -187,7 +187,7 @@ def test_faulty_input_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": 1.0}, "threshold must lie between 0 and 1, got 1.0"),
+        ({"threshold": 1.0}, r"threshold must lie in \(0, 1\), got 1.0"),
         ({"thresholds": 1}, "thresholds must be at least 2, got 1"),
         ({"types": ("a", "a")}, "types must be distinct"),
     ],

@@ -201,12 +201,11 @@ def test_tasks_of_few_answers(task, name, answers):
 def test_tasks_refuse_other_numbers_of_answers():
     refuses(r"answers must be 2 for nlvr2 .*got 3", NLVR2, 3)
     refuses(r"answers must be 3 for entailment .*got 2", Entailment, 2)
-    refuses("answers must be at least 2 for choice, got 1", Choice, 1)
-    texts = torch.zeros(2, 3, 8, dtype=torch.int64)
-    batch = {"label": torch.tensor([0, 1]), "choices": texts}
-    assert Choice(3).tally(output(torch.zeros(2, 3)), batch)["accuracy"] == (1, 2)
+    refuses("answers must be at least 2, got 1", Choice, 1)
+    scored, batch = output(torch.zeros(2, 3)), {"label": torch.tensor([0, 1])}
+    assert Choice(3).tally(scored, batch)["accuracy"] == (1, 2)
     for call in (Choice().loss, Choice().tally):
-        refuses(r"choices must have shape \(B, 4, L\), got \(2, 3, 8\)", call, output(torch.zeros(2, 4)), batch)
+        refuses(r"logits must have shape \(B, 4\), got \(2, 3\)", call, scored, batch)
 
 
 def test_the_headline_may_be_the_other_metric_of_the_batch() -> None:
@@ -228,7 +227,7 @@ def test_the_headline_may_be_the_other_metric_of_the_batch() -> None:
         assert tally[f"{name}/b"] == (pytest.approx(scores[1]), 2)
     with pytest.raises(ValueError, match="headline 'accuracy' needs batch\\['label'\\]"):
         VQA(3, "bce", headline="accuracy").predictions(scored, {"target": target})
-    refuses("headline must be accuracy or vqa_accuracy, got 'best'", VQA, 3, headline="best")
+    refuses("headline must be one of '', accuracy, vqa_accuracy, got 'best'", VQA, 3, headline="best")
 
 
 def test_ranks_count_what_is_in_front_of_the_best_relevant_item() -> None:
@@ -289,4 +288,4 @@ def test_a_larger_batch_has_more_negatives() -> None:
 )
 def test_bad_input_says_what_was_expected(scores: torch.Tensor, batch: dict[str, torch.Tensor], message: str) -> None:
     refuses(message, Retrieval(3).loss, Output(scores, scores), batch)
-    refuses("at least 2 texts, got 1", Retrieval, 1)
+    refuses("answers must be at least 2, got 1", Retrieval, 1)

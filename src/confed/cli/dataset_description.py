@@ -202,7 +202,7 @@ def _modal_row(examples: Examples) -> dict[str, Any]:
 
 
 def _row(place: str, role: str, examples: Examples) -> dict[str, Any]:
-    counts = examples.answer_frequencies()
+    counts = examples.counted_answers()
     answer, count = max(counts.items(), key=itemgetter(1), default=("none", 0))
     most = f"{answer} ({count / max(len(examples), 1):.1%})"
     return {

@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def write_croissant(dataset: FederatedDataset, folder: Path, source: str = "") -
             placed = {"client": "" if unseen else place, "place": place, "split": "test" if unseen else role}
             path = partial(_path, archive, pictures, examples.images)
             rows += [placed | row for row in _records(examples, path)]
-    filled: set[str] = set()
-    for row in rows:
-        filled |= {name for name, cell in row.items() if cell}
+    filled = {name for name, text in chain.from_iterable(map(dict.items, rows)) if text}
     columns = [name for name in _COLUMNS if name in filled]
     with (folder / _TABLE).open("w", encoding="utf-8", newline="") as file:
         # Ends of lines as in RFC 4180: with "\n" alone a carriage return in a text would not be put in quotes.

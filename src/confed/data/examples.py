@@ -336,7 +336,7 @@ class Examples:
         answer = self.answers[row]
         return answer if self.choices is None else self.choices[row][int(answer)]
 
-    def answer_frequencies(self) -> Counter[str]:
+    def counted_answers(self) -> Counter[str]:
         """How many examples have each answer, or label."""
         if self.labels is None:
             return Counter(self.answers)

@@ -11,7 +11,7 @@ examples unseen places have. Of clients it says names, modalities, and their own
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import chain
@@ -343,8 +343,9 @@ def aligned_to_card(dataset: FederatedDataset, card: Card) -> FederatedDataset:
     _check_terms(dataset, card)
     own, unseen = dataset.clients, dataset.unseen
     if card.labels:
-        numbered = _Renumbered(dataset.answers, card.answers)
-        own, unseen = changed(own, numbered.split), changed(unseen, numbered.examples)
+        relabelled = _relabelled(card.answers)
+        own = changed(own, lambda split: Split(*map(relabelled, split.roles.values())))
+        unseen = changed(unseen, relabelled)
     return replace(
         dataset, answers=whole.answers, words=whole.words, types=whole.types, outside=whole.outside,
         clients=_with_others(own, whole.clients), coarse=whole.coarse,
@@ -407,24 +408,16 @@ def _check_equal(what: str, here: object, by_card: object) -> None:
         raise ValueError(f"{what} must be as the card says, {by_card!r}, and are {here!r} here")
 
 
-class _Renumbered:
-    """Tables of labels with the numbers that a card gives them; each table is made once."""
+def _relabelled(labels: tuple[str, ...]) -> Callable[[Examples], Examples]:
+    """What gives examples the numbers of labels that a card has; each table is made once."""
+    # Keyed by identity, with the object itself, so that no other one can come to its place in memory.
+    made: dict[int, tuple[MultiLabelTable, MultiLabelTable]] = {}
 
-    def __init__(self, labels: Sequence[str], known: Sequence[str]) -> None:
-        position = {label: number for number, label in enumerate(known)}
-        self._number = np.array([position[label] for label in labels], dtype=np.int32)
-        self._labels = tuple(known)
-        # Keyed by identity, with the object itself, so that no other one can come to its place in memory.
-        self._made: dict[int, tuple[MultiLabelTable, MultiLabelTable]] = {}
-
-    def examples(self, examples: Examples) -> Examples:
-        """The same rows of the renumbered table."""
+    def relabelled(examples: Examples) -> Examples:
         assert examples.labels is not None
         table = examples.labels.table
-        if id(table) not in self._made:
-            self._made[id(table)] = (table, table.renumbered(self._labels, self._number))
-        return replace(examples, labels=replace(examples.labels, table=self._made[id(table)][1]))
+        if id(table) not in made:
+            made[id(table)] = (table, table.in_order(labels))
+        return replace(examples, labels=replace(examples.labels, table=made[id(table)][1]))
 
-    def split(self, split: Split) -> Split:
-        """The same split of the renumbered tables."""
-        return Split(*map(self.examples, split.roles.values()))
+    return relabelled

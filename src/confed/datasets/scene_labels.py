@@ -12,7 +12,6 @@ benchmark's drawing styles. Three styles belong to no client, and "newcomers" ar
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Annotated, Literal, NamedTuple
 
@@ -267,63 +266,51 @@ def _tastes(clients: int, alpha: float, seed: int) -> np.ndarray:
     return (1 - EVEN) * liking + EVEN
 
 
-@dataclass
-class _Part:
-    owner: str
-    role: str
-    style: str
-    tags: Tags
-    pictures: np.ndarray
-
-
 class _Making:
     """Builder of one table from all clients' pictures."""
 
     def __init__(self, test_seed: int, seed: int) -> None:
         self.seeds = {"train": seed, "validation": seed, "test": test_seed}
         self.seen: set[int] = set()  # no graph comes twice, whichever client draws it
-        self.parts: list[_Part] = []
+        self.tags: list[Tags] = []
+        self.pictures: list[np.ndarray] = []
+        self.names: list[str] = []
+        self.types: list[str] = []
         self.rows: dict[tuple[str, str], np.ndarray] = {}
-        self.count = 0
+        self.owners: dict[str, int] = {}
 
     def add(self, owner: str, role: str, number: int, style: str, taste: np.ndarray) -> None:
         """Some pictures of one owner and role; an owner's calls follow each other."""
         if not number:
             return
         seed, purpose = self.seeds[role], (role, owner, style)
-        tags = draw_graphs(role, number, taste, generator(seed, "scene labels", "graphs", *purpose), self.seen)
+        self.tags.append(
+            draw_graphs(role, number, taste, generator(seed, "scene labels", "graphs", *purpose), self.seen)
+        )
         drawing, rng = DRAWING_STYLES[style], generator(seed, "scene labels", "pixels", *purpose)
-        pictures = drawing.finish(render_over(tags, drawing.ground(), drawing.style, 0.0, rng))
-        self.parts.append(_Part(owner, role, style, tags, pictures))
-        new = np.arange(self.count, self.count + number, dtype=np.int64)
-        self.rows[owner, role] = np.concatenate([self.rows.get((owner, role), new[:0]), new])
-        self.count += number
+        self.pictures.append(drawing.finish(render_over(self.tags[-1], drawing.ground(), drawing.style, 0.0, rng)))
+        before, new = self.rows.get((owner, role), np.zeros(0, np.int64)), len(self.names) + np.arange(number)
+        self.rows[owner, role] = np.concatenate([before, new])
+        self.names += [f"{owner}/{role}/{row:06d}" for row in range(len(before), len(before) + number)]
+        self.types += [style] * number
+        self.owners[owner] = self.owners.get(owner, 0) + number
 
     def table(self, level: str) -> tuple[MultiLabelTable, np.ndarray, list[str]]:
         """All rows with their labels; their pictures; and their styles."""
-        truth = fine_labels(Tags.join([made.tags for made in self.parts]))
+        truth = fine_labels(Tags.join(self.tags))
         if level == "coarse":
             coarse = np.array([COARSE.index(COARSE_OF[label]) for label in FINE])
             truth = np.stack([truth[:, coarse == number].any(axis=1) for number in range(len(COARSE))], axis=1)
-        names: list[str] = []
-        owners: dict[str, int] = {}
-        done: dict[tuple[str, str], int] = {}
-        for made in self.parts:
-            first = done.get((made.owner, made.role), 0)
-            names += [f"{made.owner}/{made.role}/{first + i:06d}" for i in range(len(made.tags))]
-            done[made.owner, made.role] = first + len(made.tags)
-            owners[made.owner] = owners.get(made.owner, 0) + len(made.tags)
         table = MultiLabelTable(
             labels=FINE if level == "fine" else COARSE,
             present=Ragged(np.nonzero(truth)[1].astype(np.int32), offsets_of(truth.sum(axis=1))),
-            names=PackedTexts.of(names),
-            pictures=PackedTexts.of([""] * len(names)),
+            names=PackedTexts.of(self.names),
+            pictures=PackedTexts.of([""] * len(self.names)),
             texts=None,
-            users=PackedTexts.of(owners),
-            user_offsets=offsets_of(list(owners.values())),
+            users=PackedTexts.of(self.owners),
+            user_offsets=offsets_of(list(self.owners.values())),
         )
-        types = list(chain.from_iterable([made.style] * len(made.tags) for made in self.parts))
-        return table, np.concatenate([made.pictures for made in self.parts]), types
+        return table, np.concatenate(self.pictures), self.types
 
 
 def _facts(

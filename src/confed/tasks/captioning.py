@@ -6,7 +6,7 @@ beam search of width 5. Metrics are those of :mod:`confed.metrics.captions`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from confed.data.caption_batches import next_tokens, unpack_texts
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, check_fields
 from confed.federation.reports import Number
 from confed.metrics.captions import Cider, bleu_tally, load_sacrebleu
 from confed.registry import register_task
@@ -53,8 +54,8 @@ class Captioning:
 
     answers: int = 1
     types: tuple[str, ...] = ()
-    beams: int = 5
-    length_penalty: float = 1.0
+    beams: Annotated[int, AT_LEAST_ONE] = 5
+    length_penalty: Annotated[float, NOT_NEGATIVE] = 1.0
     decoder: Decoder | None = field(default=None, init=False, compare=False, repr=False)
     cider: Cider | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -66,10 +67,7 @@ class Captioning:
     """Scores are of tokens, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        if self.beams < 1:
-            raise ValueError(f"task.beams must be at least 1, got {self.beams}")
-        if self.length_penalty < 0:
-            raise ValueError(f"task.length_penalty must not be negative, got {self.length_penalty}")
+        check_fields(self, "task")
         load_sacrebleu()
 
     def reading(self, decoder: Decoder, references: Sequence[Sequence[str]]) -> "Captioning":

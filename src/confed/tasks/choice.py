@@ -1,11 +1,9 @@
 """Multiple choice among texts (VCR Q -> A, Zellers et al., CVPR 2019)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import Range
 from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
@@ -27,33 +25,7 @@ class Choice(VQA):
         ValueError: fewer than two texts, or another objective.
     """
 
-    answers: int = 4
+    answers: Annotated[int, Range(2)] = 4
 
     name: ClassVar[str] = "choice"
     head: ClassVar[str] = "choice"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.answers < 2:
-            raise ValueError(f"answers must be at least 2 for choice, got {self.answers}")
-
-    def loss(self, output: Output, batch: Batch) -> Tensor:
-        """See :meth:`VQA.loss`.
-
-        Raises ``ValueError``: faults as in the parent class, or a question comes with another number of texts.
-        """
-        self._offered(batch)
-        return super().loss(output, batch)
-
-    def tally(self, output: Output, batch: Batch) -> Tally:
-        """See :meth:`VQA.tally`.
-
-        Raises ``ValueError``: faults as in the parent class, or a question comes with another number of texts.
-        """
-        self._offered(batch)
-        return super().tally(output, batch)
-
-    def _offered(self, batch: Batch) -> None:
-        texts = batch.get("choices")
-        if texts is not None and (texts.ndim != 3 or texts.shape[1] != self.answers):
-            raise ValueError(f"choices must have shape (B, {self.answers}, L), got {tuple(texts.shape)}")

@@ -65,7 +65,7 @@ class Generation:
     """Training scores are of tokens, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "")
+        check_fields(self, "task")
         self._ranked  # noqa: B018  # checks answers and types
 
     @property

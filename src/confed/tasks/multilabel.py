@@ -9,14 +9,14 @@ train with a random part of the labels given (label-mask training); FedLGT's cli
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.ranges import check_fields
+from confed.federation.ranges import AT_LEAST_ONE, SHARE, Range, check_fields
 from confed.federation.reports import Number
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.multilabel import (
@@ -65,13 +65,13 @@ class Multilabel:
         ValueError: an option is unknown or outside its range, or a type is repeated.
     """
 
-    answers: int
-    known: float = 0.0
+    answers: Annotated[int, AT_LEAST_ONE]
+    known: Annotated[float, SHARE] = 0.0
     types: tuple[str, ...] = ()
     reduction: Reduction = "sum"
-    threshold: float = 0.5
+    threshold: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
     undefined: Undefined = "zero"
-    thresholds: int = 200
+    thresholds: Annotated[int, Range(2)] = 200
 
     name: ClassVar[str] = "multilabel"
     head: ClassVar[str] = "answers"
@@ -80,15 +80,7 @@ class Multilabel:
     """Of :meth:`values`, what settings are chosen by unless a recipe says otherwise."""
 
     def __post_init__(self) -> None:
-        if self.answers < 1:
-            raise ValueError(f"answers must be at least 1, got {self.answers}")
-        check_fields(self, "")
-        if not 0 <= self.known <= 1:
-            raise ValueError(f"task.known must lie in [0, 1], got {self.known}")
-        if not 0 < self.threshold < 1:
-            raise ValueError(f"threshold must lie between 0 and 1, got {self.threshold}")
-        if self.thresholds < 2:
-            raise ValueError(f"thresholds must be at least 2, got {self.thresholds}")
+        check_fields(self, "task")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
 

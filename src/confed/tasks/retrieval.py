@@ -14,12 +14,13 @@ negatives, however many clients there are: a federation does not add them up, as
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.ranges import Range, check_fields
 from confed.federation.reports import Number
 from confed.losses.info_nce import Contrast, same_answers
 from confed.metrics.retrieval import ranks_of_relevant
@@ -46,7 +47,7 @@ class Retrieval:
         ValueError: fewer than two texts.
     """
 
-    answers: int
+    answers: Annotated[int, Range(2)]
     types: tuple[str, ...] = ()
 
     name: ClassVar[str] = "retrieval"
@@ -56,8 +57,7 @@ class Retrieval:
     """Scores are compared within a batch, so that losses over one right class do not apply."""
 
     def __post_init__(self) -> None:
-        if self.answers < 2:
-            raise ValueError(f"retrieval needs at least 2 texts, got {self.answers}")
+        check_fields(self, "task")
 
     @property
     def contrast(self) -> Contrast:

@@ -1,7 +1,7 @@
 """Visual question answering as classification over a fixed answer vocabulary."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from confed.federation.actions import among_offered
 from confed.federation.protocols import Batch, Output, Tally
-from confed.federation.ranges import check_fields
+from confed.federation.ranges import AT_LEAST_ONE, check_fields
 from confed.federation.reports import Number
 from confed.metrics.calibration import calibration_tally
 from confed.registry import register_task
@@ -54,7 +54,7 @@ class VQA:
         ValueError: fewer than one answer, an unknown objective, reduction or headline, or a repeated type.
     """
 
-    answers: int
+    answers: Annotated[int, AT_LEAST_ONE]
     objective: Objective = "ce"
     types: tuple[str, ...] = ()
     reduction: Reduction = "mean"
@@ -66,11 +66,7 @@ class VQA:
     """The answers, of a task that always has the same."""
 
     def __post_init__(self) -> None:
-        if self.answers < 1:
-            raise ValueError(f"answers must be at least 1, got {self.answers}")
-        if self.headline not in get_args(Headline):
-            raise ValueError(f"headline must be accuracy or vqa_accuracy, got {self.headline!r}")
-        check_fields(self, "")
+        check_fields(self, "task")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
         if self.verdicts and self.answers != len(self.verdicts):

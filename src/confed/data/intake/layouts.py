@@ -24,26 +24,22 @@ Layout = Literal[
 ]
 """How labels are written: ``labels.jsonl``, or as one of the tools does."""
 _LARGEST = 1 << 27
-"""Bytes of a file that is read at once to know what it holds."""
+"""Bytes of a file of COCO's objects that is read at once to know what it holds."""
 
 
 class _Shown(NamedTuple):
-    """A picture, its labels, where these stand, its split, and how many more rows its labels are in."""
+    """What a picture may be called, its labels, their row, its split if no folder says it, and how many more rows."""
 
-    picture: Path | None
+    names: Sequence[str]
     labels: Sequence[str]
-    file: Path
-    row: int
+    row: int = 1
     split: str = ""
     merged: int = 0
 
 
 def layout_of(folder: Path) -> Layout | None:
     """The layout of a folder that one of the tools has written; None for any other one."""
-    for layout in get_args(Layout)[1:]:
-        if _LAYOUTS[layout][0](folder):
-            return layout
-    return None
+    return next((layout for layout in get_args(Layout)[1:] if _LAYOUTS[layout][0](folder)), None)
 
 
 def layout_records(
@@ -53,19 +49,20 @@ def layout_records(
     find_files, read = _LAYOUTS[layout]
     if not (files := find_files(folder)):
         refuse(folder, f"files in the layout {layout!r}", found="none")
-    shown: list[_Shown] = []
+    shown: list[tuple[Path, _Shown]] = []
     for file in files:
-        shown += read(folder, file)
+        shown += [(file, one) for one in read(file)]
     if litter := walk(folder).left.get(LITTER):
         account.note(f"left out: {len(litter)} {LITTER}, such as {litter[0]}")
-    spelled = Spellings("labels", chain.from_iterable(one.labels for one in shown), fold_case, known)
+    spelled = Spellings("labels", chain.from_iterable(one.labels for _, one in shown), fold_case, known)
     account.note(*spelled.notes)
     records: list[LabelRecord] = []
-    for picture, given, file, row, split, merged in shown:
-        where = f"{file}, row {row}"
-        account.rows[str(file)] = account.rows.get(str(file), 0) + 1 + merged
-        for _ in range(merged):
+    for file, one in shown:
+        where = f"{file}, row {one.row}"
+        account.rows[str(file)] = account.rows.get(str(file), 0) + 1 + one.merged
+        for _ in range(one.merged):
             account.merge("objects of one picture")
+        picture = next(filter(None, (_find(folder, file, name) for name in one.names)), None)
         if picture is None:
             account.leave("picture is missing", where)
             continue
@@ -73,15 +70,41 @@ def layout_records(
         if name in account.used:
             refuse(where, "a picture of its own", found=f"{name!r}, that of {account.used[name]} already")
         account.used[name] = where
-        labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in given))))
-        records.append(LabelRecord(file, row, name, labels, picture=name, split=split))
+        labels = tuple(dict.fromkeys(filter(None, (spelled[label] for label in one.labels))))
+        split = one.split or _split_of(file.parent, folder)
+        records.append(LabelRecord(file, one.row, name, labels, picture=name, split=split))
     return records
+
+
+def _find(folder: Path, file: Path, name: str) -> Path | None:
+    """The picture of a name, beside the file that tells of it, in a folder of pictures, or elsewhere below a folder."""
+    places = [file.parent]
+    for above in (folder if file.parent == folder else file.parent.parent, folder):
+        places += [above / below for below in ("images", "JPEGImages", "imgs", "")]
+    return (find_file(places, name) or find_picture(folder, name)) if name else None
 
 
 def _split_of(place: Path, folder: Path) -> str:
     """The split that a folder on the way to a file is named after."""
-    parts = [ROLES.get(step.casefold(), "") for step in place.relative_to(folder).parts]
-    return next(filter(None, parts), "")
+    return next((ROLES[step] for step in map(str.casefold, place.relative_to(folder).parts) if step in ROLES), "")
+
+
+def _beside(folder: Path, ending: str) -> list[Path]:
+    """Files of an ending in a folder, and in the folders in it."""
+    files = visible(folder, ending)
+    for below in filter(Path.is_dir, visible(folder)):
+        files += visible(below, ending)
+    return files
+
+
+def _holding(files: Iterable[Path], sign: str, *patterns: str) -> list[Path]:
+    """The files that begin with a sign and hold all of some patterns."""
+    found: list[Path] = []
+    for file in files:
+        with opened_text(file) as stream:
+            begins = stream.read(1000).lstrip().startswith(sign)
+        found += [file] if begins and all(re.search(pattern, text_of(file)) for pattern in patterns) else []
+    return found
 
 
 # YOLO: a text file per picture, and the names of the classes ---------------------------------------------------
@@ -91,29 +114,27 @@ def _yolo_files(folder: Path) -> list[Path]:
     names = [*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("classes.txt")), *sorted(folder.glob("*.names"))]
     if not names:
         return []
-    labels = next((place for place in folder.rglob("labels") if place.is_dir() and any(place.rglob("*.txt"))), None)
-    pictures = [folder.joinpath(*parts) for parts in walk(folder).pictures]
-    beside = any(picture.with_suffix(".txt").is_file() for picture in pictures)
-    return names[:1] if labels is not None or beside else []
+    labels = any(place.is_dir() and any(place.rglob("*.txt")) for place in folder.rglob("labels"))
+    beside = any(folder.joinpath(*parts).with_suffix(".txt").is_file() for parts in walk(folder).pictures)
+    return names[:1] if labels or beside else []
 
 
-def _yolo(folder: Path, file: Path) -> Iterator[_Shown]:
-    names = _yolo_names(file)
-    pictures = [folder.joinpath(*parts) for parts in walk(folder).pictures]
-    for row, picture in enumerate(pictures, start=1):
-        parts = list(picture.relative_to(folder).with_suffix(".txt").parts)
+def _yolo(file: Path) -> Iterator[_Shown]:
+    names, folder = _yolo_names(file), file.parent
+    for row, steps in enumerate(walk(folder).pictures, start=1):
+        parts = list(Path(*steps).with_suffix(".txt").parts)
         if "images" in parts:
             parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-        elif not picture.with_suffix(".txt").is_file():
+        elif not folder.joinpath(*parts).is_file():
             continue
         listed, labels = folder.joinpath(*parts), list[str]()
         for number, line in enumerate(text_of(listed).splitlines() if listed.is_file() else (), start=1):
             digits = line.split()[:1]
             if digits and not (digits[0].isdigit() and int(digits[0]) < len(names)):
                 expected = f"a class from 0 to {len(names) - 1} of {file.name}"
-                refuse(f"{listed}, row {number}", f"{expected}", line)
+                refuse(f"{listed}, row {number}", expected, line)
             labels += [names[int(digit)] for digit in digits]
-        yield _Shown(picture, labels, file, row, _split_of(picture.parent, folder))
+        yield _Shown(["/".join(steps)], labels, row, _split_of(folder.joinpath(*steps[:-1]), folder))
 
 
 def _yolo_names(file: Path) -> list[str]:
@@ -131,132 +152,69 @@ def _yolo_names(file: Path) -> list[str]:
     return [item.strip("\"' ") for item in items]
 
 
-# Roboflow: COCO's objects beside the pictures of each split ----------------------------------------------------
-
-
-def _roboflow_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/_annotations.coco.json"))
-
-
-def _roboflow(folder: Path, file: Path) -> Iterator[_Shown]:
-    for record in coco_records(file):
-        yield _Shown(find_file((file.parent,), record.picture), record.labels, file, record.row,
-                     _split_of(file.parent, folder))  # fmt: skip
-
-
-# COCO's objects in one file, whatever it is called -------------------------------------------------------------
+# COCO's objects: in one file, whatever it is called, or beside the pictures of each split (Roboflow) ---------------
 
 
 def _coco_files(folder: Path) -> list[Path]:
-    keys, files = ('"images"', '"annotations"', '"categories"'), list[Path]()
-    for file in visible(folder, ".json"):  # COCO's own are far larger, and have names by which they are known
-        if file.stat().st_size < _LARGEST and not file.name.startswith("instances_") and _begins(file, "{"):
-            files += [file] if all(key in text_of(file) for key in keys) else []
-    return files
+    # COCO's own are far larger, and have names by which they are known.
+    files = [file for file in visible(folder, ".json") if not file.name.startswith("instances_")]
+    small = (file for file in files if file.stat().st_size < _LARGEST)
+    return _holding(small, "{", '"images"', '"annotations"', '"categories"')
 
 
-def _coco(folder: Path, file: Path) -> Iterator[_Shown]:
+def _coco(file: Path) -> Iterator[_Shown]:
     for record in coco_records(file):
-        yield _Shown(find_picture(folder, record.picture), record.labels, file, record.row)
-
-
-def _begins(file: Path, sign: str) -> bool:
-    with opened_text(file) as stream:
-        return stream.read(1000).lstrip().startswith(sign)
+        yield _Shown([record.picture], record.labels, record.row)
 
 
 # Files beside each picture: Pascal VOC's XML, LabelMe's JSON ---------------------------------------------------
 
 
-def _voc_files(folder: Path) -> list[Path]:
-    files = [file for file in _beside(folder, ".xml") if "<annotation" in text_of(file)[:1000]]
-    return [file for file in files if "<object" in text_of(file) or "<filename" in text_of(file)]
-
-
-def _voc(folder: Path, file: Path) -> Iterator[_Shown]:
+def _voc(file: Path) -> Iterator[_Shown]:
     root = read_xml(file)
     labels = [one.findtext("name") or "" for one in root.iter("object")]
-    yield _Shown(_of_file(folder, file, root.findtext("filename") or ""), labels, file, 1, _split_of(file, folder))
+    yield _Shown(_about(file, root.findtext("filename")), labels)
 
 
 def _labelme_files(folder: Path) -> list[Path]:
     files = _beside(folder, ".json")
-    return files if files and all(mark in text_of(files[0]) for mark in ('"shapes"', '"imagePath"')) else []
+    return files if _holding(files[:1], "", '"shapes"', '"imagePath"') else []
 
 
-def _labelme(folder: Path, file: Path) -> Iterator[_Shown]:
+def _labelme(file: Path) -> Iterator[_Shown]:
     faults = (ValueError, RecursionError, KeyError, TypeError)
     with expecting(file, "a file of LabelMe with shapes and their labels", *faults):
         content: Any = json.loads(text_of(file))
         labels = [str(shape["label"]) for shape in content["shapes"]]
-    yield _Shown(_of_file(folder, file, str(content.get("imagePath"))), labels, file, 1, _split_of(file, folder))
+    yield _Shown(_about(file, content.get("imagePath")), labels)
 
 
-def _beside(folder: Path, ending: str) -> list[Path]:
-    """Files of an ending in a folder, and in the folders in it."""
-    files = visible(folder, ending)
-    for below in visible(folder):
-        files += visible(below, ending) if below.is_dir() else []
-    return files
+def _about(file: Path, name: object) -> list[str]:
+    """What the picture that a file is about may be called."""
+    named = plain_path(name).rpartition("/")[2] if isinstance(name, str) else ""
+    return [named, *(f"{file.stem}{ending}" for ending in PICTURE_ENDINGS)]
 
 
-def _of_file(folder: Path, file: Path, name: str) -> Path | None:
-    """The picture that a file beside it, or in a folder of its own, is about."""
-    places = [file.parent]
-    for above in (file.parent.parent, folder):
-        places += [above / below for below in _PICTURE_FOLDERS]
-    path = plain_path(name).rpartition("/")[2]
-    names = [*([path] if path else []), *(f"{file.stem}{ending}" for ending in PICTURE_ENDINGS)]
-    return next((place for one in names if (place := find_file(places, one)) is not None), None)
+# One file of all pictures: XML of CVAT for images, lists of CreateML and, complete or short, of Label Studio ------
 
 
-_PICTURE_FOLDERS = ("images", "JPEGImages", "imgs", "")
-
-# CVAT for images: XML with an element per picture --------------------------------------------------------------
-
-
-def _cvat_files(folder: Path) -> list[Path]:
-    return [file for file in (folder / "annotations.xml",) if file.is_file() and "<image " in text_of(file)]
-
-
-def _cvat(folder: Path, file: Path) -> Iterator[_Shown]:
+def _cvat(file: Path) -> Iterator[_Shown]:
     for row, image in enumerate(read_xml(file).iter("image"), start=1):
         labels = [shape.get("label", "") for shape in image]
-        place = find_file((folder, folder / "images"), image.get("name", ""))
-        yield _Shown(place, labels, file, row, ROLES.get(image.get("subset", "").casefold(), ""))
+        split = ROLES.get(image.get("subset", "").casefold(), "")
+        yield _Shown([image.get("name", "")], labels, row, split)
 
 
-# CreateML: a list of pictures with annotations -----------------------------------------------------------------
-
-
-def _createml_files(folder: Path) -> list[Path]:
-    files = [file for file in _beside(folder, ".json") if _begins(file, "[")]
-    return [file for file in files if '"coordinates"' in text_of(file) and '"annotations"' in text_of(file)]
-
-
-def _createml(folder: Path, file: Path) -> Iterator[_Shown]:
+def _createml(file: Path) -> Iterator[_Shown]:
     for row, entry in read_records(file).rows:
         named = entry.get("image", entry.get("imagefilename")) if isinstance(entry, dict) else None
         if not isinstance(named, str) or not isinstance(entry.get("annotations"), list):
             refuse(f"{file}, row {row}", "a picture and its annotations", entry)
         labels = [str(one.get("label", "")) for one in entry["annotations"] if isinstance(one, dict)]
-        place = find_file((file.parent, folder / "images"), named)
-        yield _Shown(place, labels, file, row, _split_of(file.parent, folder))
+        yield _Shown([named], labels, row)
 
 
-# Label Studio: JSON, complete or short -------------------------------------------------------------------------
-
-
-def _label_studio_files(folder: Path) -> list[Path]:
-    files: list[Path] = []
-    for file in sorted(folder.glob("*.json")):
-        start = text_of(file)[:20_000].lstrip()
-        if start.startswith("[") and ('"annotations"' in start or '"annotation_id"' in start):
-            files.append(file)
-    return files
-
-
-def _label_studio(folder: Path, file: Path) -> Iterator[_Shown]:
+def _label_studio(file: Path) -> Iterator[_Shown]:
     for row, entry in read_records(file).rows:
         if not isinstance(entry, dict):
             refuse(f"{file}, row {row}", "a task of Label Studio", entry)
@@ -265,11 +223,10 @@ def _label_studio(folder: Path, file: Path) -> Iterator[_Shown]:
         named = next((data[key] for key in ("image", "img", "picture", "photo") if isinstance(data.get(key), str)), "")
         path = plain_path(named).partition("?d=")[2] or plain_path(named)
         bare = re.sub(r"(^|.*/)[0-9a-f]{8}-", "", path)
-        places = (folder, folder / "images")
         made = chain.from_iterable(one.get("result") or () for one in entry.get("annotations") or ())
         results = [result.get("value") for result in made]
         chosen = results or [value for key, value in entry.items() if key not in ("data", "image", "id", "annotator")]
-        yield _Shown(find_file(places, path) or find_file(places, bare), [*_chosen(chosen)], file, row)
+        yield _Shown([path, bare], [*_chosen(chosen)], row)
 
 
 def _chosen(values: Any) -> Iterator[str]:
@@ -285,7 +242,7 @@ def _chosen(values: Any) -> Iterator[str]:
             yield value
 
 
-# Tables with a box per row -------------------------------------------------------------------------------------
+# Tables with a box per row, or of zeros and ones as Kaggle and Roboflow have them --------------------------------
 
 _CORNERS = {"xmin", "ymin", "xmax", "ymax"}
 _NAMED_BY = ("filename", "image", "imageid", "imagepath", "img", "file", "path")
@@ -301,25 +258,19 @@ def _box_columns(names: Iterable[str]) -> tuple[str, str]:
 
 
 def _boxes_files(folder: Path) -> list[Path]:
-    files = [
-        file for file in _beside(folder, ".csv") if (rows := read_cells(file)[0]) and any(_box_columns(rows[0][1]))
-    ]
-    return files
+    tables = ((file, read_cells(file)[0]) for file in _beside(folder, ".csv"))
+    return [file for file, rows in tables if rows and any(_box_columns(rows[0][1]))]
 
 
-def _boxes(folder: Path, file: Path) -> Iterator[_Shown]:
+def _boxes(file: Path) -> Iterator[_Shown]:
     rows, _ = read_cells(file)
     picture, label = _box_columns(rows[0][1])
     rows_of: dict[str, list[tuple[int, str]]] = {}
     for row, entry in rows:
         rows_of.setdefault(entry.get(picture, ""), []).append((row, entry.get(label, "")))
     for name, listed in rows_of.items():
-        place = (find_file((file.parent,), name) or find_picture(folder, name)) if name else None
-        labels = [text for _, text in listed]
-        yield _Shown(place, labels, file, listed[0][0], _split_of(file.parent, folder), len(listed) - 1)
+        yield _Shown([name], [label for _, label in listed], listed[0][0], merged=len(listed) - 1)
 
-
-# Tables of zeros and ones, as Kaggle and Roboflow have them ----------------------------------------------------
 
 _ABSENT, _PRESENT = {"0", "0.0", "-1", "false"}, {"1", "1.0", "true"}
 
@@ -342,27 +293,27 @@ def _label_columns(rows: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[str, 
     return picture, labels if len(labels) > 1 else []
 
 
-def _one_hot(folder: Path, file: Path) -> Iterator[_Shown]:
+def _one_hot(file: Path) -> Iterator[_Shown]:
     rows, _ = read_cells(file)
     picture, labels = _label_columns(rows)
-    inside = [place for place in sorted(folder.iterdir()) if place.is_dir()]
-    places = [file.parent] if file.parent != folder else [folder, *inside]
     for row, entry in rows:
         name = entry.get(picture, "")
-        pictures = [find_file(places, f"{name}{ending}") for ending in ("", *PICTURE_ENDINGS) if name]
+        names = [f"{name}{ending}" for ending in ("", *PICTURE_ENDINGS) if name]
         chosen = [label for label in labels if entry.get(label, "0").strip().casefold() in _PRESENT]
-        split = _split_of(file.parent, folder) or ROLES.get(entry.get("split", "").casefold(), "")
-        yield _Shown(next(filter(None, pictures), None), chosen, file, row, split)
+        yield _Shown(names, chosen, row, ROLES.get(entry.get("split", "").casefold(), ""))
 
 
-_LAYOUTS: Mapping[str, tuple[Callable[[Path], list[Path]], Callable[[Path, Path], Iterator[_Shown]]]] = {
+_LAYOUTS: Mapping[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Iterator[_Shown]]]] = {
     "yolo": (_yolo_files, _yolo),
-    "roboflow": (_roboflow_files, _roboflow),
+    "roboflow": (lambda folder: sorted(folder.glob("*/_annotations.coco.json")), _coco),
     "coco": (_coco_files, _coco),
-    "cvat": (_cvat_files, _cvat),
-    "createml": (_createml_files, _createml),
-    "label_studio": (_label_studio_files, _label_studio),
-    "voc": (_voc_files, _voc),
+    "cvat": (lambda folder: _holding(folder.glob("annotations.xml"), "", "<image "), _cvat),
+    "createml": (lambda folder: _holding(_beside(folder, ".json"), "[", '"coordinates"', '"annotations"'), _createml),
+    "label_studio": (
+        lambda folder: _holding(sorted(folder.glob("*.json")), "[", '"annotations"|"annotation_id"'),
+        _label_studio,
+    ),
+    "voc": (lambda folder: _holding(_beside(folder, ".xml"), "", "<annotation", "<object|<filename"), _voc),
     "labelme": (_labelme_files, _labelme),
     "boxes": (_boxes_files, _boxes),
     "one_hot": (_one_hot_files, _one_hot),

@@ -100,18 +100,10 @@ class MultiLabelTable:
             user_offsets=np.concatenate([kept_before[:1], kept_before[staying + 1]]),
         )
 
-    def in_order(self, labels: Sequence[str]) -> "MultiLabelTable":
-        """The same rows with label numbers that are positions in another list, matched by name."""
-        _check_distinct(labels)
+    def in_order(self, labels: tuple[str, ...]) -> "MultiLabelTable":
+        """The same rows with label numbers that are positions in another list, which has all of the names."""
         position = {name: number for number, name in enumerate(labels)}
-        missing = [name for name in self.labels if name not in position]
-        if missing:
-            raise ValueError(f"the list of {len(labels)} labels lacks {_first(missing)}")
-        new = np.array([position[name] for name in self.labels], dtype=np.int32)
-        return self.renumbered(tuple(labels), new)
-
-    def renumbered(self, labels: tuple[str, ...], numbers: np.ndarray) -> "MultiLabelTable":
-        """The same rows with other names of labels, of which old number c has the new number ``numbers[c]``, int32."""
+        numbers = np.array([position[name] for name in self.labels], dtype=np.int32)
         return replace(self, labels=labels, present=_renumbered(self.present, numbers))
 
     def facts(self) -> dict[str, str]:

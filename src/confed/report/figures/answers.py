@@ -31,9 +31,7 @@ def places_of(dataset: FederatedDataset) -> Iterator[tuple[str, Examples]]:
 
 def answers_of(dataset: FederatedDataset) -> Drawing | None:
     """The figure of a dataset's answers by place; None where fewer than two places have answers."""
-    return answers_by_place(
-        dataset.name, {place: examples.answer_frequencies() for place, examples in places_of(dataset)}
-    )
+    return answers_by_place(dataset.name, {place: examples.counted_answers() for place, examples in places_of(dataset)})
 
 
 def shared_by(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

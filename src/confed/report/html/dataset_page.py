@@ -67,7 +67,7 @@ def dataset_page(
 
 def _shares(examples: Examples) -> list[tuple[str, int, float]]:
     """Answers or labels, counts, and widths of bars in percent."""
-    listed = [(answer, count) for answer, count in examples.answer_frequencies().most_common(ANSWERS) if count]
+    listed = [(answer, count) for answer, count in examples.counted_answers().most_common(ANSWERS) if count]
     most = max((count for _, count in listed), default=1)
     return [(answer, count, round(100 * count / most, 1)) for answer, count in listed]
 
