@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +151,8 @@ class FeatureFiles:
             self.say(f"the kept features in {self.folder} cannot be read ({error.strerror}); they are computed again")
             return []
         self._modified = modified
-        return [shard for name in names if name not in self._seen for shard in self._open(name)]
+        opened = map(self._open, [name for name in names if name not in self._seen])
+        return list(chain.from_iterable(opened))
 
     def _open(self, name: str) -> list[Shard]:
         """A file, if it is sound."""
