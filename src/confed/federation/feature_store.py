@@ -368,10 +368,10 @@ def _by_block(places: Sequence[Place]) -> list[tuple[Block, Tensor, Tensor]]:
     positions: dict[Block, list[int]] = {}
     for position, place in enumerate(places):
         positions.setdefault(place.block, []).append(position)
-    return [
-        (block, torch.tensor(chosen), torch.tensor([places[position].row for position in chosen]))
-        for block, chosen in positions.items()
-    ]
+    parts = list[tuple[Block, Tensor, Tensor]]()
+    for block, chosen in positions.items():
+        parts.append((block, torch.tensor(chosen), torch.tensor([places[position].row for position in chosen])))
+    return parts
 
 
 Constants = tuple[type | None, tuple[int | None, ...]]  # type of a state, and its whole numbers where it has no tensors
