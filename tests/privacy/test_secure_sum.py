@@ -1,5 +1,6 @@
 """Secure aggregation: exact sums, recovery from drop-outs, and what the server sees."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -153,9 +154,13 @@ def test_masks_are_new_in_every_sum() -> None:
     assert all((one != other).any() for one, other in zip(*views, strict=True))
 
 
+def drawn(power: int) -> int:
+    return secrets.randbelow(2**256)
+
+
 def test_fewer_shares_than_the_threshold_tell_nothing() -> None:
     """Any secret goes with t - 1 shares: for every value there is one more share that makes it the secret."""
-    shares = split_secret(bytes(31) + b"\x05", 3, 5)
+    shares = split_secret(bytes(31) + b"\x05", 3, 5, drawn)
     for secret in (bytes(32), b"\xff" * 32):
         wanted = int.from_bytes(secret, "big")
         # Lagrange at 0 from holders 1, 2 and 3: 3 y1 - 3 y2 + y3.
@@ -185,11 +190,11 @@ def test_a_client_gives_its_shares_once() -> None:
 
 def test_any_shares_up_to_the_threshold_put_the_secret_together() -> None:
     secret = new_key()
-    shares = dict(enumerate(split_secret(secret, 3, 5), start=1))
+    shares = dict(enumerate(split_secret(secret, 3, 5, drawn), start=1))
     for holders in ((1, 2, 3), (5, 1, 4), (2, 3, 4, 5)):
         assert join_shares({h: shares[h] for h in holders}) == secret
-    refuses(r"the threshold must lie in \[1, 5\], got 6", split_secret, secret, 6, 5)
-    refuses("must have 32 bytes, got 3", split_secret, b"abc", 1, 1)
+    refuses(r"the threshold must lie in \[1, 5\], got 6", split_secret, secret, 6, 5, drawn)
+    refuses("must have 32 bytes, got 3", split_secret, b"abc", 1, 1, drawn)
     refuses("got none", join_shares, {})
 
 

@@ -48,7 +48,8 @@ def keep_features(setup: Setup, workspace: Workspace, processes: int = 1) -> Fro
         return FeatureCounts(reason=features)
     if settings.folder is not None:
         if address := _address(workspace.model, features.cut):
-            features.store.files = FeatureFiles(settings.folder / address, settings.disk, features.note)
+            folder = settings.folder / address
+            features.store.keep_in(FeatureFiles(folder, settings.disk, features.note, features.number_of))
         else:
             features.note("a part of the model has no source file, so that features are kept for this run alone")
     return features

@@ -9,10 +9,13 @@ import json
 import math
 import mmap
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
-from confed.federation.batches import rows
+from confed.federation import batches
 from confed.federation.protocols import Batch, FromRows
 from confed.federation.stages import Staged
 
@@ -47,10 +50,47 @@ class Field(NamedTuple):
 Layout = tuple[Field, ...]  # the tensors of a state
 
 
-class Shard:
-    """One file."""
+class Block:
+    """Rows of one layout, in memory or in a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, fields: Sequence[Tensor], digests: list[bytes], origins: Tensor) -> None:
+        self.fields, self.digests = fields, digests
+        self.origins = origins  # numbers of the circumstances under which each row was computed
+        self.layout = layout_of(fields)
+
+    def sound(self, rows: Tensor) -> bool:
+        """Whether rows are what was written."""
+        return True
+
+
+class Memory(Block):
+    """Rows in memory that is reserved at once and taken when it is written."""
+
+    def __init__(self, layout: Layout, capacity: int) -> None:
+        # Pages of an anonymous mapping are taken when they are first written.
+        fields = [
+            torch.frombuffer(_reserved(capacity * f.bytes), dtype=f.dtype, count=capacity * prod(f.shape)).view(
+                capacity, *f.shape
+            )
+            for f in layout
+        ]
+        super().__init__(fields, [], torch.empty(capacity, dtype=torch.int32))
+        self.capacity = capacity
+        self.saved = 0  # number of its first rows that are in files
+
+    def add(self, digests: Sequence[bytes], rows: Sequence[Tensor], origin: int) -> None:
+        """Copies rows."""
+        first, last = len(self.digests), len(self.digests) + len(digests)
+        for column, given in zip(self.fields, rows, strict=True):
+            column[first:last] = given
+        self.origins[first:last] = origin
+        self.digests.extend(digests)
+
+
+class Shard(Block):
+    """Rows in one file, mapped and not read yet."""
+
+    def __init__(self, path: Path, number_of: Callable[[str], int] = lambda circumstances: 0) -> None:
         self.path = path
         try:
             opened: Any = safe_open(path, framework="pt")
@@ -58,114 +98,92 @@ class Shard:
                 metadata: dict[str, str] = file.metadata() or {}
                 if metadata.get("format") != VERSION:
                     raise ValueError(f"expected the format {VERSION!r}, got {metadata.get('format')!r}")
-                count = len(file.keys()) - 3
-                # tensors of the layout, mapped and not read yet
-                self.fields: list[Tensor] = [file.get_tensor(f"field.{number}") for number in range(count)]
-                digests: Tensor = file.get_tensor("digests")
+                fields = [file.get_tensor(f"field.{number}") for number in range(len(file.keys()) - 3)]
+                digests, origins = file.get_tensor("digests"), file.get_tensor("origins")
                 self._checks: Tensor = file.get_tensor("checks")
-                self._origins: Tensor = file.get_tensor("origins")
-                self._circumstances: list[str] = json.loads(metadata["circumstances"])
+                numbers = torch.tensor([number_of(text) for text in json.loads(metadata["circumstances"])])
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(str(error)) from error
         n = len(digests)
-        shapes = {len(tensor) for tensor in (*self.fields, self._checks, self._origins)}
-        if digests.shape != (n, DIGEST_BYTES) or digests.dtype != torch.uint8 or shapes != {n} or not n:
+        counts = {len(tensor) for tensor in (*fields, self._checks, origins)}
+        if digests.shape != (n, DIGEST_BYTES) or digests.dtype != torch.uint8 or counts != {n} or not n:
             raise ValueError("its parts have different numbers of rows")
         flat = digests.numpy().tobytes()
-        self.digests = [flat[i : i + DIGEST_BYTES] for i in range(0, len(flat), DIGEST_BYTES)]  # of its examples
-        self.layout: Layout = tuple(Field(t.dtype, tuple(t.shape[1:])) for t in self.fields)  # of its rows
+        each = [flat[i : i + DIGEST_BYTES] for i in range(0, len(flat), DIGEST_BYTES)]
+        super().__init__(fields, each, numbers[origins.long()])
         self._sound = torch.zeros(n, dtype=torch.bool)
 
-    def sound(self, rows: Sequence[int]) -> bool:
+    def sound(self, rows: Tensor) -> bool:
         """Whether rows are what was written; each is read once for this."""
-        for row in rows:
-            if not self._sound[row]:
-                if _check(self.fields, row) != int(self._checks[row]):
-                    return False
-                self._sound[row] = True
+        unread: Any = rows[~self._sound[rows]]
+        for row in unread.tolist():
+            if _check(self.fields, row) != int(self._checks[row]):
+                return False
+            self._sound[row] = True
         return True
-
-    def circumstance(self, row: int) -> str:
-        """Under which circumstances a row was computed."""
-        return self._circumstances[int(self._origins[row])]
 
 
 class FeatureFiles:
     """The files of one folder."""
 
-    def __init__(self, folder: Path, limit: int, say: Callable[[str], None]) -> None:
-        self.folder, self.limit, self._say = folder, limit, say
-        self.entries: dict[bytes, tuple[Shard, int]] = {}  # digest -> file and row
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        say: Callable[[str], None],
+        number_of: Callable[[str], int] = lambda circumstances: 0,
+    ) -> None:
+        self.folder, self.limit, self.say, self._number_of = folder, limit, say, number_of
         self._seen = set[str]()
         self._modified = -1
         self._writes = True
-        self.refresh()
 
-    def refresh(self) -> bool:
-        """Opens files that are new; whether there were some."""
+    def new(self) -> list[Shard]:
+        """The files that have come since the last look."""
         try:
             modified = self.folder.stat().st_mtime_ns
             if modified == self._modified:
-                return False
+                return []
             names = sorted(path.name for path in self.folder.glob("*.safetensors"))
         except FileNotFoundError:
-            return False
+            return []
         except OSError as error:
-            self._say(f"the kept features in {self.folder} cannot be read ({error.strerror}); they are computed again")
-            return False
+            self.say(f"the kept features in {self.folder} cannot be read ({error.strerror}); they are computed again")
+            return []
         self._modified = modified
-        new = [name for name in names if name not in self._seen]
-        for name in new:
-            self._open(name)
-        return bool(new)
+        opened = map(self._open, [name for name in names if name not in self._seen])
+        return list(chain.from_iterable(opened))
 
-    def _open(self, name: str) -> None:
+    def _open(self, name: str) -> list[Shard]:
+        """A file, if it is sound."""
         self._seen.add(name)
         try:
-            shard = Shard(self.folder / name)
+            return [Shard(self.folder / name, self._number_of)]
         except ValueError as error:
-            self._say(f"kept features in {self.folder / name} are left aside and computed again: {error}")
-            return
-        for row, digest in enumerate(shard.digests):
-            self.entries.setdefault(digest, (shard, row))
+            self.say(f"kept features in {self.folder / name} are left aside and computed again: {error}")
+            return []
 
-    def discard(self, shard: Shard) -> None:
-        """The rows of a file are forgotten, and the file is removed where that can be done."""
-        self.entries = {digest: entry for digest, entry in self.entries.items() if entry[0] is not shard}
-        self._say(f"kept features in {shard.path} are damaged or stale; they are computed again")
-        try:
-            shard.path.unlink(missing_ok=True)
-        except OSError:
-            return
-
-    def write(
-        self,
-        digests: Sequence[bytes],
-        layout: Layout,
-        rows: Sequence[Tensor],
-        origins: Tensor,
-        circumstances: Sequence[str],
-    ) -> bool:
-        """Writes one file; False where that cannot be done, which is said once."""
+    def write(self, memory: Memory, circumstances: Sequence[str]) -> list[Shard] | None:
+        """Writes rows that are in no file yet; None where that cannot be done, which is said once."""
         if not self._writes:
-            return False
-        size = row_bytes(layout) * len(digests)
-        flat = b"".join(digests)
+            return None
+        part = slice(memory.saved, len(memory.digests))
+        rows, flat = [field[part].contiguous() for field in memory.fields], b"".join(memory.digests[part])
+        count = len(memory.digests) - memory.saved
         # Two processes that computed the same examples write the same file.
         path = self.folder / f"{sha256(flat).hexdigest()[:32]}.safetensors"
         partial_file = self.folder / f"{path.name}.{os.getpid()}.part"
-        tensors = {f"field.{number}": tensor.contiguous() for number, tensor in enumerate(rows)}
+        tensors = {f"field.{number}": tensor for number, tensor in enumerate(rows)}
         tensors["digests"] = torch.frombuffer(bytearray(flat), dtype=torch.uint8).view(-1, DIGEST_BYTES)
-        tensors["checks"] = torch.tensor([_check(rows, row) for row in range(len(digests))], dtype=torch.int64)
-        tensors["origins"] = origins.contiguous()
+        tensors["checks"] = torch.tensor([_check(rows, row) for row in range(count)], dtype=torch.int64)
+        tensors["origins"] = memory.origins[part].contiguous()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not room_for(self.folder.parent, size, self.limit, keep=self.folder):
+            if not room_for(self.folder.parent, row_bytes(memory.layout) * count, self.limit, keep=self.folder):
                 self._writes = False
-                self._say(
-                    f"kept features in {self.folder.parent} have reached {self.limit:,} bytes; no more are written"
-                )
-                return False
+                kept = self.folder.parent
+                self.say(f"kept features in {kept} have reached {self.limit:,} bytes; no more are written")
+                return None
             try:
                 save_file(tensors, partial_file, {"format": VERSION, "circumstances": json.dumps(list(circumstances))})
                 partial_file.chmod(0o600)
@@ -174,11 +192,10 @@ class FeatureFiles:
                 partial_file.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             self._writes = False
-            self._say(f"features cannot be kept in {self.folder} ({error}); this run goes on without")
-            return False
-        # Rows that were written are in memory; the file's own are for when that is used up.
-        self._open(path.name)
-        return True
+            self.say(f"features cannot be kept in {self.folder} ({error}); this run goes on without")
+            return None
+        memory.saved = len(memory.digests)
+        return self._open(path.name)
 
 
 def room_for(folder: Path, size: int, limit: int, keep: Path) -> bool:
@@ -186,17 +203,14 @@ def room_for(folder: Path, size: int, limit: int, keep: Path) -> bool:
     total, folders = 0, list[tuple[float, int, Path]]()
     for each in folder.iterdir():
         if each.is_dir():
-            files = [path for path in each.iterdir() if path.is_file()]
-            held = sum(path.stat().st_size for path in files)
+            held = sum(path.stat().st_size for path in each.iterdir() if path.is_file())
             total += held
             if each != keep:
                 folders.append((each.stat().st_mtime, held, each))
     for _, held, each in sorted(folders):
         if total + size <= limit:
             break
-        for path in each.iterdir():
-            path.unlink(missing_ok=True)
-        each.rmdir()
+        shutil.rmtree(each)
         total -= held
     return total + size <= limit
 
@@ -209,14 +223,17 @@ def _check(fields: Sequence[Tensor], row: int) -> int:
     return value
 
 
-# Rows of tensors by the digest of their example: in memory up to a budget -------------------------------------
+def _reserved(size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, max(size, 1))
+    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Place(NamedTuple):
     """Where the rows of an example are kept."""
 
-    block: "Memory | Shard"  # memory or a file
-    row: int  # number within it
+    block: Block
+    row: int
 
 
 def row_bytes(layout: Layout) -> int:
@@ -224,97 +241,68 @@ def row_bytes(layout: Layout) -> int:
     return sum(field.bytes for field in layout)
 
 
-class Memory:
-    """Rows of one layout in memory that is reserved at once and taken when it is written."""
-
-    def __init__(self, layout: Layout, capacity: int) -> None:
-        self.layout, self.capacity, self.count = layout, capacity, 0
-        self.digests: list[bytes] = []
-        self.origins = torch.empty(capacity, dtype=torch.int32)
-        # Pages of an anonymous mapping are taken when they are first written.
-        self.fields = [
-            torch.frombuffer(_reserved(capacity * f.bytes), dtype=f.dtype, count=capacity * prod(f.shape)).view(
-                capacity, *f.shape
-            )
-            for f in layout
-        ]
-
-    def add(self, digests: Sequence[bytes], rows: Sequence[Tensor], origin: Tensor) -> int:
-        """Copies rows; the number of the first one."""
-        first, last = self.count, self.count + len(digests)
-        for column, given in zip(self.fields, rows, strict=True):
-            column[first:last] = given
-        self.origins[first:last] = origin
-        self.digests.extend(digests)
-        self.count = last
-        return first
-
-
 class FeatureStore:
     """Rows by digest."""
 
     def __init__(self, memory: int, files: FeatureFiles | None = None) -> None:
-        self.memory, self.files = memory, files
-        self.used = 0
+        self.memory, self.used = memory, 0
         self._memories: dict[Layout, Memory] = {}
+        self._shards: list[Shard] = []
         self._places: dict[bytes, Place] = {}
-        self._unsaved: dict[Layout, int] = {}
+        self.files: FeatureFiles | None = None
+        self.keep_in(files)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(len(memory.digests) for memory in self._memories.values())
+
+    def keep_in(self, files: FeatureFiles | None) -> None:
+        """Has rows written to files, and reads those that are there."""
+        self.files = files
+        self._enter([] if files is None else files.new())
+
+    def _enter(self, shards: Sequence[Shard]) -> None:
+        self._shards += shards
+        for shard in shards:
+            for row, digest in enumerate(shard.digests):
+                self._places.setdefault(digest, Place(shard, row))
 
     def find(self, digests: Sequence[bytes]) -> list[Place] | None:
         """Where examples are kept; None unless all of them are."""
-        places = [self._places.get(digest) for digest in digests]
-        if self.files is not None and None in places:
-            places = [place or self._filed(digest) for place, digest in zip(places, digests, strict=True)]
-            if None in places and self.files.refresh():
-                places = [place or self._filed(digest) for place, digest in zip(places, digests, strict=True)]
-        stored_places = [place for place in places if place is not None]
-        return stored_places if len(stored_places) == len(digests) else None
+        try:
+            return [self._places[digest] for digest in digests]
+        except KeyError:
+            if self.files is None or not (shards := self.files.new()):
+                return None
+            self._enter(shards)
+            return self.find(digests)
 
-    def _filed(self, digest: bytes) -> Place | None:
-        assert self.files is not None
-        entry = self.files.entries.get(digest)
-        return None if entry is None else Place(*entry)
-
-    def origins(self, places: Sequence[Place]) -> list[int | str]:
-        """Under which circumstances rows were computed: numbers of this process, or texts of files."""
-        blocks = {id(place.block): place.block for place in places}
-        if len(blocks) == 1 and isinstance(block := next(iter(blocks.values())), Memory):
-            rows = torch.tensor([place.row for place in places])
-            numbers: Any = block.origins[rows]
-            return numbers.tolist()
-        return [
-            int(p.block.origins[p.row]) if isinstance(p.block, Memory) else p.block.circumstance(p.row) for p in places
-        ]
+    def origins(self, places: Sequence[Place]) -> list[int]:
+        """Numbers of the circumstances under which rows were computed."""
+        origins = torch.empty(len(places), dtype=torch.int64)
+        for block, positions, rows in _by_block(places):
+            origins[positions] = block.origins[rows].long()
+        numbers: Any = origins
+        return numbers.tolist()
 
     def rows(self, layout: Layout, places: Sequence[Place]) -> list[Tensor] | None:
         """What is kept of examples, each (B, ...) in the layout's order; None where a file turns out to be damaged."""
-        blocks: dict[int, tuple[Memory | Shard, list[int]]] = {}
-        for position, place in enumerate(places):
-            blocks.setdefault(id(place.block), (place.block, []))[1].append(position)
-        for block, positions in blocks.values():
-            if block.layout != layout or (
-                isinstance(block, Shard) and not block.sound([places[p].row for p in positions])
-            ):
+        parts = _by_block(places)
+        for block, _, rows in parts:
+            if block.layout != layout or not block.sound(rows):
                 self.discard([Place(block, 0)])
                 return None
-        if len(blocks) == 1:
-            block = next(iter(blocks.values()))[0]
-            chosen = torch.tensor([place.row for place in places])
-            return [field[chosen] for field in block.fields]
+        if len(parts) == 1:
+            block, _, rows = parts[0]
+            return [field[rows] for field in block.fields]
         gathered = [torch.empty(len(places), *field.shape, dtype=field.dtype) for field in layout]
-        for block, positions in blocks.values():
-            chosen, where = torch.tensor([places[p].row for p in positions]), torch.tensor(positions)
+        for block, positions, rows in parts:
             for whole, field in zip(gathered, block.fields, strict=True):
-                whole[where] = field[chosen]
+                whole[positions] = field[rows]
         return gathered
 
     def add(self, digests: Sequence[bytes], layout: Layout, rows: Sequence[Tensor], origin: int) -> bool:
         """Keeps rows of examples that are not kept yet; False where there is no room left."""
-        filed = self.files.entries if self.files is not None else {}
-        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places and d not in filed}
+        new = {d: i for i, d in reversed(list(enumerate(digests))) if d not in self._places}
         if not new:
             return True
         if len(new) < len(digests):
@@ -324,58 +312,66 @@ class FeatureStore:
         if self.used + size > self.memory and not self._make_room(size):
             return False
         memory = self._memories.get(layout)
-        if memory is None or memory.count + len(digests) > memory.capacity:
+        if memory is None or len(memory.digests) + len(digests) > memory.capacity:
             try:
                 memory = self._memories[layout] = Memory(layout, max(self.memory // max(row_bytes(layout), 1), 1))
             except (OSError, ValueError, MemoryError):  # the system does not reserve so much
                 self.memory = self.used
                 return False
-        start = memory.add(digests, rows, torch.tensor(origin, dtype=torch.int32))
+        start = len(memory.digests)
+        memory.add(digests, rows, origin)
         self._places.update((digest, Place(memory, start + i)) for i, digest in enumerate(digests))
         self.used += size
         return True
 
     def discard(self, places: Sequence[Place]) -> None:
-        """The files in which rows are, damaged or stale, are not used any more."""
-        for shard in {id(place.block): place.block for place in places}.values():
-            if self.files is not None and isinstance(shard, Shard):
-                self.files.discard(shard)
+        """Files in which rows are, damaged or stale, are not used any more, and removed where that can be done."""
+        for shard in {place.block for place in places if isinstance(place.block, Shard)}:
+            self._shards.remove(shard)
+            self._places = {digest: place for digest, place in self._places.items() if place.block is not shard}
+            if self.files is not None:
+                self.files.say(f"kept features in {shard.path} are damaged or stale; they are computed again")
+            with suppress(OSError):
+                shard.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Forgets everything in memory."""
         self._memories.clear()
-        self._unsaved.clear()
         self._places.clear()
+        shards, self._shards = self._shards, []
+        self._enter(shards)
         self.used = 0
 
     def save(self, circumstances: Sequence[str]) -> bool:
         """Writes rows that no file has yet; False where nothing can be written."""
         if self.files is None:
             return False
-        for layout, memory in self._memories.items():
-            first = self._unsaved.get(layout, 0)
-            if first == memory.count:
-                continue
-            rows = [field[first : memory.count] for field in memory.fields]
-            origins = memory.origins[first : memory.count]
-            if not self.files.write(memory.digests[first:], layout, rows, origins, circumstances):
-                return False
-            self._unsaved[layout] = memory.count
+        for memory in self._memories.values():
+            if memory.saved < len(memory.digests):
+                shards = self.files.write(memory, circumstances)
+                if shards is None:
+                    return False
+                self._enter(shards)
         return True
 
     def _make_room(self, size: int) -> bool:
         """Memory is emptied where all that it holds is in files."""
-        saved = all(self._unsaved.get(layout, 0) == memory.count for layout, memory in self._memories.items())
+        saved = all(memory.saved == len(memory.digests) for memory in self._memories.values())
         if self.files is None or size > self.memory or not saved or not self.used:
             return False
         self.clear()
         return True
 
 
-def _reserved(size: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, max(size, 1))
-    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _by_block(places: Sequence[Place]) -> list[tuple[Block, Tensor, Tensor]]:
+    """Blocks, each with the positions of its places, and their rows."""
+    positions: dict[Block, list[int]] = {}
+    for position, place in enumerate(places):
+        positions.setdefault(place.block, []).append(position)
+    parts = list[tuple[Block, Tensor, Tensor]]()
+    for block, chosen in positions.items():
+        parts.append((block, torch.tensor(chosen), torch.tensor([places[position].row for position in chosen])))
+    return parts
 
 
 Constants = tuple[type | None, tuple[int | None, ...]]  # type of a state, and its whole numbers where it has no tensors
@@ -418,7 +414,7 @@ def tensors_before(model: nn.Module, cut: int) -> Iterator[tuple[dict[str, Any],
 
 def count(batch: Batch) -> int:
     """Number of examples; of a table's rows without reading one."""
-    return len(batch.rows) if isinstance(batch, FromRows) else rows(batch)
+    return len(batch.rows) if isinstance(batch, FromRows) else batches.rows(batch)
 
 
 def shapes(inputs: Iterable[str], batch: Batch) -> Hashable:

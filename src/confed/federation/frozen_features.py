@@ -88,10 +88,8 @@ class FrozenFeatures:
         self._alone = all(stage.alone for stage in model.stages[:cut])
         self._held = list(tensors_before(model, cut))
         self._versions = [container[key]._version for container, key, _ in self._held]
-        self._circumstances: dict[Hashable, int] = {}
-        self._texts: list[str] = []
-        self._like: list[int] = []
-        self._of_files: dict[str, int] = {}
+        self._numbers: dict[Hashable, int] = {}  # circumstances -> their number; texts are those of files
+        self._like: list[int] = []  # number -> that of circumstances with the same bits
         self._settled, self._refused, self._tried = set[int](), set[int](), set[int]()
         self._layouts: dict[Hashable, tuple[Layout, Constants]] = {}
         self._misses: dict[int, int] = {}
@@ -169,7 +167,7 @@ class FrozenFeatures:
 
     def save(self, least: float = 0.0) -> None:
         """Writes what is not in files yet, if computing it took at least so many seconds."""
-        if self.store.files is not None and self._unsaved >= least and self.store.save(self._texts):
+        if self.store.files is not None and self._unsaved >= least and self.store.save(list(map(str, self._numbers))):
             self._unsaved = 0.0
 
     # What may be kept ---------------------------------------------------------------------------------------
@@ -197,10 +195,7 @@ class FrozenFeatures:
         kind = (model.stage_variant, cast, self._shapes(batch))
         assert isinstance(model, nn.Module)
         size = 0 if self._alone else count(batch)
-        key = (kind, size, model.training, torch.is_grad_enabled())
-        if key not in self._circumstances:
-            self._circumstances[key] = self._new(repr(key))
-        return kind, self._circumstances[key]
+        return kind, self.number_of((kind, size, model.training, torch.is_grad_enabled()))
 
     def _shapes(self, batch: Batch) -> Hashable:
         """Types and shapes of the tensors that the stages may read; of a table's rows they are all alike."""
@@ -233,10 +228,12 @@ class FrozenFeatures:
             checks = 1
         return self.passes is None or self.passes > 1 + checks
 
-    def _new(self, text: str) -> int:
-        self._texts.append(text)
-        self._like.append(len(self._like))
-        return len(self._like) - 1
+    def number_of(self, circumstances: Hashable) -> int:
+        """Number of circumstances of this process, or of a file, which have to be tried here."""
+        if circumstances not in self._numbers:
+            self._numbers[circumstances] = len(self._like)
+            self._like.append(len(self._like))
+        return self._numbers[circumstances]
 
     def _first(
         self, model: Staged, batch: Batch, kind: Hashable, number: int, digests: Sequence[bytes]
@@ -343,29 +340,12 @@ class FrozenFeatures:
         tensors = self.store.rows(layout, places)
         return None if tensors is None else states.unpacked(tensors, constants)
 
-    def _origins(self, places: Sequence[Place]) -> list[int]:
-        origins: list[int] = []
-        for origin in self.store.origins(places):
-            if isinstance(origin, str):  # of a file: what it was made under has to be tried here
-                if origin not in self._of_files:
-                    self._of_files[origin] = self._new(origin)
-                origins.append(self._of_files[origin])
-            else:
-                origins.append(origin)
-        return origins
-
-    def _class(self, number: int) -> int:
-        while self._like[number] != number:
-            number = self._like[number]
-        return number
-
     def _alike(self, number: int, places: Sequence[Place]) -> bool:
-        state_class = self._class(number)
-        return all(self._class(origin) == state_class for origin in set(self._origins(places)))
+        return all(self._like[origin] == self._like[number] for origin in set(self.store.origins(places)))
 
     def _compare(self, kind: Hashable, number: int, places: Sequence[Place], stored: Any, plain: Any) -> None:
         """Comparison of what is kept of a batch with what is computed now, by where the rows come from."""
-        origins = self._origins(places)
+        origins = self.store.origins(places)
         here, kept_states = states.packed(plain, len(places)), states.packed(stored, len(places))
         if (
             here is None
@@ -381,7 +361,8 @@ class FrozenFeatures:
             apart = states.gap([t[chosen] for t in kept_states[0]], [t[chosen] for t in here[0]])
             if apart <= self.tolerance:
                 self._accept(apart)
-                self._like[self._class(origin)] = self._class(number)
+                before = self._like[origin]
+                self._like = [self._like[number] if like == before else like for like in self._like]
                 continue
             settled = False
             if apart > STALE:

@@ -49,12 +49,10 @@ NAMING = [path for path in SOURCE.rglob("*.py") if "flwr" in (text := path.read_
 IMPORTS = {path.relative_to(SOURCE).as_posix(): set(imported(path)) for path in NAMING}
 OURS = PRIVATE.relative_to(SOURCE).as_posix()
 SOURCES = {local: (module, name) for module, name, local in sorted(IMPORTS[OURS]) if module.startswith("flwr.")}
-USERS = {
-    local: sorted(
-        path for path, names in IMPORTS.items() if ("confed.engines.flower.private_api", local, local) in names
-    )
-    for local in SOURCES
-}
+USES = {path: set(re.findall(r"\binternal\.(\w+)", (SOURCE / path).read_text())) for path in IMPORTS}
+for path, names in IMPORTS.items():
+    USES[path] |= {local for module, _, local in names if module == "confed.engines.flower.private_api"}
+USERS = {local: sorted(path for path, used in USES.items() if local in used) for local in SOURCES}
 
 
 def test_only_one_file_imports_flowers_internal_modules() -> None:

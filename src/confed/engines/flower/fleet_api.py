@@ -21,36 +21,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from confed.engines.flower import private_api as internal
 from confed.engines.flower.grid import RequestRejected, SuperLinkGrid
 from confed.engines.flower.long_polls import LONGEST, WAIT
 from confed.engines.flower.objects import PIECE, carried, carry
-from confed.engines.flower.private_api import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    HEARTBEAT_MIN_INTERVAL,
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    ConfirmMessageReceivedRequest,
-    DeactivateNodeRequest,
-    LinkState,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PullObjectRequest,
-    PushMessagesRequest,
-    PushObjectRequest,
-    SendNodeHeartbeatRequest,
-    activate_node,
-    bytes_to_public_key,
-    deactivate_node,
-    http_error_translator,
-    pull_messages,
-    pull_object,
-    send_node_heartbeat,
-    verify_signature,
-)
 from confed.system.release import PROTOCOL, VERSION
 
 Answer = TypeVar("Answer")
@@ -60,16 +34,16 @@ ABOUT = f"{FLEET}about"  # path under which a listed site may ask for the server
 ANONYMOUS = "somebody"  # name of senders that are not on the list, in the log
 BRIEF = 2**16  # bytes of a request that no thread of its own is needed for
 REQUESTS: Mapping[str, Any] = {
-    f"{FLEET}activate-node": ActivateNodeRequest,
-    f"{FLEET}deactivate-node": DeactivateNodeRequest,
-    f"{FLEET}send-node-heartbeat": SendNodeHeartbeatRequest,
-    f"{FLEET}pull-messages": PullMessagesRequest,
-    f"{FLEET}push-messages": PushMessagesRequest,
-    f"{FLEET}pull-object": PullObjectRequest,
-    f"{FLEET}push-object": PushObjectRequest,
-    f"{FLEET}confirm-message-received": ConfirmMessageReceivedRequest,
+    f"{FLEET}activate-node": internal.ActivateNodeRequest,
+    f"{FLEET}deactivate-node": internal.DeactivateNodeRequest,
+    f"{FLEET}send-node-heartbeat": internal.SendNodeHeartbeatRequest,
+    f"{FLEET}pull-messages": internal.PullMessagesRequest,
+    f"{FLEET}push-messages": internal.PushMessagesRequest,
+    f"{FLEET}pull-object": internal.PullObjectRequest,
+    f"{FLEET}push-object": internal.PushObjectRequest,
+    f"{FLEET}confirm-message-received": internal.ConfirmMessageReceivedRequest,
 }
-parsed_key = lru_cache(1024)(bytes_to_public_key)  # of the keys on the list only
+parsed_key = lru_cache(1024)(internal.bytes_to_public_key)  # of the keys on the list only
 
 
 async def whole_body(receive: Receive, seconds: float, most: int = PIECE) -> bytes | None:
@@ -112,22 +86,22 @@ class FleetApplication:
     ) -> None:
         self._names, self._grid, self._seconds, self._refusal = names, grid, seconds, refusal
         self._inbox = inbox = grid.inbox
-        self._in_memory: Mapping[type, Callable[[Any, LinkState], Any]] = {
-            ActivateNodeRequest: self._activate,
-            DeactivateNodeRequest: deactivate_node,
-            SendNodeHeartbeatRequest: send_node_heartbeat,
+        self._in_memory: Mapping[type, Callable[[Any, internal.LinkState], Any]] = {
+            internal.ActivateNodeRequest: self._activate,
+            internal.DeactivateNodeRequest: internal.deactivate_node,
+            internal.SendNodeHeartbeatRequest: internal.send_node_heartbeat,
         }
         self._on_disk: Mapping[type, Callable[[Any, str], Any]] = {
-            PushMessagesRequest: inbox.announce,
-            PushObjectRequest: inbox.take,
-            PullObjectRequest: lambda call, who: pull_object(call, inbox.state),
-            ConfirmMessageReceivedRequest: lambda call, who: inbox.confirm(call),
+            internal.PushMessagesRequest: inbox.announce,
+            internal.PushObjectRequest: inbox.take,
+            internal.PullObjectRequest: lambda call, who: internal.pull_object(call, inbox.state),
+            internal.ConfirmMessageReceivedRequest: lambda call, who: inbox.confirm(call),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         request = Request(scope, receive)
-        response = await http_error_translator(request, self._answer)
+        response = await internal.http_error_translator(request, self._answer)
         if response.status_code >= 400:
             why = getattr(request.state, "why", f"Flower says {response.status_code}")
             who = getattr(request.state, "who", ANONYMOUS)
@@ -153,21 +127,21 @@ class FleetApplication:
         """The sender's key, from the list, with which the time of the request is signed."""
         headers = request.headers
         try:
-            public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
-            signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
-            signed = headers.get(TIMESTAMP_HEADER, "").encode("ascii")
+            public = b64decode(headers.get(internal.FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+            signature = b64decode(headers.get(internal.FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
+            signed = headers.get(internal.TIMESTAMP_HEADER, "").encode("ascii")
         except (ValueError, UnicodeError) as error:
             raise RequestRejected(401, "a request is signed") from error
         name = self._names.get(public)
         if name is None:
             raise RequestRejected(403, self._refusal(public))
-        if not verify_signature(parsed_key(public), signed, signature):
+        if not internal.verify_signature(parsed_key(public), signed, signature):
             raise RequestRejected(401, "a request is signed by whom it is from")
         try:
             age = (now() - datetime.fromisoformat(signed.decode())).total_seconds()
         except (ValueError, TypeError) as error:  # no time, or one without its zone
             raise RequestRejected(401, "a request is signed with its time") from error
-        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+        if not -internal.SYSTEM_TIME_TOLERANCE < age < internal.TIMESTAMP_TOLERANCE + internal.SYSTEM_TIME_TOLERANCE:
             raise RequestRejected(401, "a request is signed at the time when it is sent")
         request.state.who = name
         request.state.connections.prove(request.state.connection, name)
@@ -179,10 +153,10 @@ class FleetApplication:
             call = REQUESTS[request.url.path].FromString(body)
         except Exception as error:
             raise RequestRejected(400, "what was sent is no request") from error
-        if isinstance(call, ActivateNodeRequest):
+        if isinstance(call, internal.ActivateNodeRequest):
             genuine = call.public_key == public
         else:
-            node = call.node_id if isinstance(call, DeactivateNodeRequest) else call.node.node_id
+            node = call.node_id if isinstance(call, internal.DeactivateNodeRequest) else call.node.node_id
             genuine = self._inbox.state.get_node_id_by_public_key(public) == node
         if not genuine:
             raise RequestRejected(401, "a request is for the node whose key has signed it")
@@ -190,29 +164,31 @@ class FleetApplication:
 
     async def _answer_call(self, request: Request, call: Any) -> Any:
         who = request.state.who
-        if isinstance(call, PullMessagesRequest):
+        if isinstance(call, internal.PullMessagesRequest):
             return await self._pull(call, who, _seconds(request))
         if (at_once := self._in_memory.get(type(call))) is not None:
             return at_once(call, self._inbox.state)
         return await run_in_threadpool(self._on_disk[type(call)], call, who)
 
-    def _activate(self, call: ActivateNodeRequest, state: LinkState) -> ActivateNodeResponse:
+    def _activate(self, call: internal.ActivateNodeRequest, state: internal.LinkState) -> internal.ActivateNodeResponse:
         node = state.get_node_id_by_public_key(call.public_key)
         if node is not None:
             self._inbox.polls.end(node)
-        return activate_node(call, state)
+        return internal.activate_node(call, state)
 
-    async def _pull(self, call: PullMessagesRequest, who: str, seconds: float) -> PullMessagesResponse:
+    async def _pull(
+        self, call: internal.PullMessagesRequest, who: str, seconds: float
+    ) -> internal.PullMessagesResponse:
         inbox = self._inbox
         # A site that asks is alive, also where its heartbeats hang on a connection over which nothing comes any more.
-        inbox.state.acknowledge_node_heartbeat(call.node.node_id, HEARTBEAT_MIN_INTERVAL)
+        inbox.state.acknowledge_node_heartbeat(call.node.node_id, internal.HEARTBEAT_MIN_INTERVAL)
         waiting = inbox.polls.begin(call.node.node_id) if seconds else None
 
-        def next_message(reply: bytes | None = None) -> PullMessagesResponse | None:
+        def next_message(reply: bytes | None = None) -> internal.PullMessagesResponse | None:
             if reply:
                 self._take_carried(call, reply, who)
             if waiting is None:
-                return pull_messages(call, inbox.state, inbox.store)
+                return internal.pull_messages(call, inbox.state, inbox.store)
             return inbox.polls.take(waiting, lambda: inbox.hand_out(call))
 
         end = time.monotonic() + seconds
@@ -231,7 +207,7 @@ class FleetApplication:
         finally:
             if waiting is not None:
                 inbox.polls.leave(waiting)
-        came = came or PullMessagesResponse()
+        came = came or internal.PullMessagesResponse()
         carry(came, b"")
         return came
 
@@ -244,10 +220,10 @@ class FleetApplication:
         finally:
             self._inbox.lock.release()
 
-    def _take_carried(self, call: PullMessagesRequest, reply: bytes, who: str) -> None:
+    def _take_carried(self, call: internal.PullMessagesRequest, reply: bytes, who: str) -> None:
         """Takes a reply that came with a request for the next message, as if it had come alone."""
         try:
-            push = PushMessagesRequest.FromString(reply)
+            push = internal.PushMessagesRequest.FromString(reply)
         except Exception as error:
             raise RequestRejected(400, "what a request carries is no reply") from error
         push.node.CopyFrom(call.node)  # which was compared with the signature

@@ -18,39 +18,9 @@ from uuid import uuid4
 from fastapi import HTTPException
 from flwr.app import Error, Message, Metadata, RecordDict
 
+from confed.engines.flower import private_api as internal
 from confed.engines.flower.long_polls import LongPolls
 from confed.engines.flower.objects import INLINE, PieceStore, attach, check_expansion, detach, most_pieces, pieces_of
-from confed.engines.flower.private_api import (
-    FLWR_IN_MEMORY_DB_NAME,
-    NOOP_ACCOUNT_NAME,
-    NOOP_FEDERATION_ID,
-    NOOP_FLWR_AID,
-    SUPERLINK_NODE_ID,
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ErrorCode,
-    LinkState,
-    LinkStateFactory,
-    NodeInfo,
-    NoOpFederationManager,
-    ObjectStoreFactory,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-    TaskIdentity,
-    TaskType,
-    get_all_nested_objects,
-    get_object_tree,
-    inflate_object_from_contents,
-    make_message,
-    message_from_proto,
-    no_object_id_recompute,
-    pull_messages,
-    remove_content_from_message,
-)
 from confed.federation.checkpoint import private_folder
 
 BARE = 64 * 2**10  # bytes of a reply without its content, at most: who answers what, or an error
@@ -93,7 +63,7 @@ class _Open:
 class Inbox:
     """The open requests of a server, and the pieces of their replies."""
 
-    def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
+    def __init__(self, state: internal.LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
         self.state, self.store, self._notices = state, store, notices
         self.largest = largest
         self.arrived = threading.Event()  # set when a reply is complete; who waits for one clears it
@@ -124,16 +94,16 @@ class Inbox:
         with self.lock:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
-    def hand_out(self, request: PullMessagesRequest) -> PullMessagesResponse:
+    def hand_out(self, request: internal.PullMessagesRequest) -> internal.PullMessagesResponse:
         """A node's next message, with its pieces where they are small; an empty response where there is none."""
-        came = pull_messages(request, self.state, self.store)
+        came = internal.pull_messages(request, self.state, self.store)
         for message in came.messages_list:
             if (pieces := self.store.small(message.metadata.message_id, INLINE)) is not None:
                 attach(message, pieces)
                 self.store.delete(message.metadata.message_id)  # as if the node had confirmed it
         return came
 
-    def announce(self, request: PushMessagesRequest, who: str) -> PushMessagesResponse:
+    def announce(self, request: internal.PushMessagesRequest, who: str) -> internal.PushMessagesResponse:
         """Announcement of a reply and its pieces by a site; the pieces of a small reply come along with it."""
         if len(request.message_object_trees) != 1 or len(request.messages_list) != 1:
             raise RequestRejected(413, "a request carries one reply")
@@ -159,12 +129,14 @@ class Inbox:
             if self.held(node) + already > self.largest:
                 raise RequestRejected(413, "a reply has more bytes than it may have")
             try:
-                taken = entry is not None and self.state.store_message_res(message_from_proto(bare)) is not None
+                taken = (
+                    entry is not None and self.state.store_message_res(internal.message_from_proto(bare)) is not None
+                )
             except Exception as error:  # whatever a site may have written into it
                 raise RequestRejected(400, "what was sent is no message") from error
             if entry is None or not taken:
                 self._notices.add(who, "a reply was dropped that is no longer waited for")
-                return PushMessagesResponse(results={bare.metadata.message_id: 0})
+                return internal.PushMessagesResponse(results={bare.metadata.message_id: 0})
             missing = self.store.preregister(bare.metadata.run_id, tree)
             entry.reply, entry.session, entry.pieces, entry.held = tree.object_id, uuid4().hex, pieces, already
             entry.sent = set(pieces).difference(missing)
@@ -173,16 +145,16 @@ class Inbox:
                 self._keep(entry, piece, inline[piece])
             self._note(entry)
         wanted = [piece for piece in missing if piece not in inline]
-        return PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
+        return internal.PushMessagesResponse(results={entry.reply: 0}, objects_to_push=wanted, session_id=entry.session)
 
-    def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
+    def take(self, request: internal.PushObjectRequest, who: str) -> internal.PushObjectResponse:
         """A piece of an announced reply, sent by a site."""
         piece, content = request.object_id, request.object_content
         with self.lock:
             entry = self._open.get(self._sessions.get(request.session_id, ""))
             if entry is None:
                 self._notices.add(who, "a piece was dropped that is no longer waited for")
-                return PushObjectResponse(stored=True)
+                return internal.PushObjectResponse(stored=True)
             if entry.node != request.node.node_id:
                 raise RequestRejected(403, "a piece is sent by whom the reply is from")
             if piece not in entry.sent:
@@ -190,7 +162,7 @@ class Inbox:
                     raise RequestRejected(400, "a piece was not announced")
                 self._keep(entry, piece, content)
                 self._note(entry)
-        return PushObjectResponse(stored=True)
+        return internal.PushObjectResponse(stored=True)
 
     def _keep(self, entry: _Open, piece: str, content: bytes) -> None:
         """Puts an announced piece into the store."""
@@ -210,12 +182,12 @@ class Inbox:
         if len(entry.sent) == len(entry.pieces):
             self.arrived.set()
 
-    def confirm(self, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
+    def confirm(self, request: internal.ConfirmMessageReceivedRequest) -> internal.ConfirmMessageReceivedResponse:
         """A site has a request whole, and its pieces can go; nothing else can be deleted from outside."""
         with self.lock:
             if self.node(request.message_object_id) == request.node.node_id:
                 self.store.delete(request.message_object_id)
-        return ConfirmMessageReceivedResponse()
+        return internal.ConfirmMessageReceivedResponse()
 
     def contents(self, number: str) -> dict[str, bytes] | None:
         """The pieces of the reply to a request; None while some have not come, and none where they are too large."""
@@ -253,27 +225,34 @@ def piece_store(waiting: Path | None) -> PieceStore:
     return PieceStore(waiting)
 
 
-def link_state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
+def link_state(keys: Iterable[bytes], store: PieceStore) -> internal.LinkStateFactory:
     """Flower's state with a node for each of these public keys."""
-    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    objects = internal.ObjectStoreFactory(internal.FLWR_IN_MEMORY_DB_NAME)
     objects.store_instance = store
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    factory = internal.LinkStateFactory(internal.FLWR_IN_MEMORY_DB_NAME, internal.NoOpFederationManager(), objects)
     state = factory.state()
     for public in keys:
-        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
+        state.create_node(internal.NOOP_FLWR_AID, internal.NOOP_ACCOUNT_NAME, public, 0)
     return factory
 
 
 class SuperLinkGrid:
     """Flower's grid over a state in this process: of its ``Grid`` what a transport needs."""
 
-    def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
+    def __init__(self, state: internal.LinkState, store: PieceStore, largest: int = 2**31) -> None:
         self._state, self._store = state, store
         self.notices = RejectionLog(logging.getLogger(__name__))  # what was turned away
         self.inbox = Inbox(state, store, largest, self.notices)  # the replies that are waited for
         self.renew_certificate: Callable[[], None] = lambda: None  # which :func:`open_superlink` sets
         self._run_id = state.create_run(
-            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+            None,
+            None,
+            None,
+            {},
+            internal.NOOP_FEDERATION_ID,
+            None,
+            internal.NOOP_FLWR_AID,
+            internal.TaskType.SERVER_APP,
         )
         runs = state.get_run_info(run_ids=[self._run_id])
         task = runs[0].primary_task_id
@@ -282,10 +261,14 @@ class SuperLinkGrid:
         self._task = task
         self._partial: dict[str, list[Message]] = {}
         # Flower writes these into every message that this process makes.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
+        internal.TaskIdentity.run_id, internal.TaskIdentity.node_id, internal.TaskIdentity.task_id = (
+            self._run_id,
+            internal.SUPERLINK_NODE_ID,
+            task,
+        )
 
     def admit(self, public: bytes) -> None:
-        self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
+        self._state.create_node(internal.NOOP_FLWR_AID, internal.NOOP_ACCOUNT_NAME, public, 0)
 
     def set_max_reply_bytes(self, largest: int) -> None:
         self.inbox.largest = min(self.inbox.largest, largest)
@@ -300,7 +283,7 @@ class SuperLinkGrid:
         self._state.acknowledge_task_heartbeat(self._task)
         self.inbox.sweep(self._run_id)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[internal.NodeInfo]:
         """See Flower's ``Grid``: the nodes that are online."""
         return self._state.get_node_info(node_ids=list(self._state.get_nodes(self._run_id)))
 
@@ -310,10 +293,10 @@ class SuperLinkGrid:
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id
-        with no_object_id_recompute():
+        with internal.no_object_id_recompute():
             number = message.object_id
             message.metadata.__dict__["_message_id"] = number
-            tree, objects = get_object_tree(message), get_all_nested_objects(message)
+            tree, objects = internal.get_object_tree(message), internal.get_all_nested_objects(message)
             try:  # before the message can be seen: a site that missed a piece would wait a second for it
                 for piece in self._store.preregister(self._run_id, tree):
                     self._store.keep(piece, objects[piece].deflate())
@@ -322,7 +305,7 @@ class SuperLinkGrid:
                 self._store.delete(number)
                 return ""
         self.inbox.expect(number, node)
-        if self._state.store_message_ins(remove_content_from_message(message)) is None:
+        if self._state.store_message_ins(internal.remove_content_from_message(message)) is None:
             self.forget(number)
             return ""
         self.inbox.polls.ring(node)
@@ -351,9 +334,13 @@ class SuperLinkGrid:
             with suppress(KeyError):  # its time was over at this moment
                 return self._state.get_message_res({number}, self._run_id)
         about = Metadata(
-            self._run_id, "", self.inbox.node(number), SUPERLINK_NODE_ID, number, "", time.time(), 0.0, "train"
+            self._run_id, "", self.inbox.node(number), internal.SUPERLINK_NODE_ID, number, "", time.time(), 0.0, "train"
         )
-        return [make_message(about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, "this reply is not waited for"))]
+        return [
+            internal.make_message(
+                about, error=Error(internal.ErrorCode.MESSAGE_UNAVAILABLE, "this reply is not waited for")
+            )
+        ]
 
     def forget(self, number: str) -> None:
         """Removal of a message that is no longer waited for, with all its pieces and those of its reply."""
@@ -367,7 +354,7 @@ def _whole(reply: Message, contents: dict[str, bytes], largest: int) -> Message:
         return reply
     try:
         check_expansion(contents, largest)
-        whole = inflate_object_from_contents(reply.metadata.message_id, contents)
+        whole = internal.inflate_object_from_contents(reply.metadata.message_id, contents)
     except Exception:  # whatever a site may have sent in place of its content
         whole = None
-    return whole if isinstance(whole, Message) else make_message(reply.metadata, content=RecordDict())
+    return whole if isinstance(whole, Message) else internal.make_message(reply.metadata, content=RecordDict())

@@ -33,6 +33,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import now
 
+from confed.engines.flower import private_api as internal
 from confed.engines.flower.long_polls import WAIT
 from confed.engines.flower.objects import (
     INLINE,
@@ -44,40 +45,6 @@ from confed.engines.flower.objects import (
     detach,
     most_pieces,
     pieces_of,
-)
-from confed.engines.flower.private_api import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    HEARTBEAT_MIN_INTERVAL,
-    TIMESTAMP_HEADER,
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    ErrorCode,
-    InflatableObject,
-    Node,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-    SendNodeHeartbeatRequest,
-    SendNodeHeartbeatResponse,
-    get_all_nested_objects,
-    get_object_tree,
-    inflate_object_from_contents,
-    message_from_proto,
-    message_to_proto,
-    no_object_id_recompute,
-    public_key_to_bytes,
-    remove_content_from_message,
-    sign_message,
 )
 from confed.engines.remote.protocol import printable, redact
 from confed.system.events import Note, Progress, ignore
@@ -114,21 +81,21 @@ def read_public(text: str) -> bytes:
         raise ValueError(f"{text[:60]!r} is no public key in OpenSSH's format: {str(error)[:200]}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"a site's public key must be of an elliptic curve, got {text[:30]!r}")
-    return public_key_to_bytes(key)
+    return internal.public_key_to_bytes(key)
 
 
 @lru_cache(8)
 def _public_header(key: ec.EllipticCurvePrivateKey) -> str:
-    return b64encode(public_key_to_bytes(key.public_key())).decode()
+    return b64encode(internal.public_key_to_bytes(key.public_key())).decode()
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> dict[str, str]:
     """Headers with a site's public key and its signature of the time; the server's clock is so many seconds ahead."""
     timestamp = (now() + timedelta(seconds=ahead)).isoformat()
     return {
-        FLEET_HTTP_PUBLIC_KEY_HEADER: _public_header(key),
-        TIMESTAMP_HEADER: timestamp,
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, timestamp.encode())).decode(),
+        internal.FLEET_HTTP_PUBLIC_KEY_HEADER: _public_header(key),
+        internal.TIMESTAMP_HEADER: timestamp,
+        internal.FLEET_HTTP_SIGNATURE_HEADER: b64encode(internal.sign_message(key, timestamp.encode())).decode(),
     }
 
 
@@ -213,7 +180,7 @@ class SuperNode:
         self._server, self._key, self._root = server, key, root
         self._interval, self._progress = interval, progress
         self._largest, self._most = largest, most_pieces(largest)
-        self._public = public_key_to_bytes(key.public_key())
+        self._public = internal.public_key_to_bytes(key.public_key())
 
     def serve(self, app: ClientApp, stop: threading.Event, patience: float = math.inf) -> str:
         """Answers messages with the application until told to stop, or until the server was away for too long."""
@@ -241,27 +208,29 @@ class SuperNode:
     def client(self) -> FleetClient:
         return FleetClient(self._server, self._key, self._root)
 
-    def enter(self, client: FleetClient) -> Node:
+    def enter(self, client: FleetClient) -> internal.Node:
         """The node of the server's that is this site's."""
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-        return Node(node_id=client.call("activate-node", request, ActivateNodeResponse).node_id)
+        request = internal.ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=internal.HEARTBEAT_MIN_INTERVAL
+        )
+        return internal.Node(node_id=client.call("activate-node", request, internal.ActivateNodeResponse).node_id)
 
-    def _answer(self, client: FleetClient, node: Node, app: ClientApp, stop: threading.Event) -> None:
+    def _answer(self, client: FleetClient, node: internal.Node, app: ClientApp, stop: threading.Event) -> None:
         quiet, lost = threading.Event(), threading.Event()
         heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
         heart.start()
         pause, inline = SOON, False
-        reply: PushMessagesRequest | None = None  # what the next request carries
+        reply: internal.PushMessagesRequest | None = None  # what the next request carries
         try:
             while not stop.is_set():
                 if lost.is_set():
                     raise LostConnection("the server does not know this connection any more")
                 began = time.monotonic()
-                waits, request = {WAIT: f"{self._interval:g}"}, PullMessagesRequest(node=node)
+                waits, request = {WAIT: f"{self._interval:g}"}, internal.PullMessagesRequest(node=node)
                 if reply is not None:
                     carry(request, reply.SerializeToString(deterministic=True))
                     reply = None
-                came = client.call("pull-messages", request, PullMessagesResponse, **waits)
+                came = client.call("pull-messages", request, internal.PullMessagesResponse, **waits)
                 if came.messages_list:
                     message, whole = self._fetch(client, node, came)
                     inline |= whole  # a server that sends pieces inside of messages takes them, too
@@ -271,32 +240,38 @@ class SuperNode:
                     stop.wait(pause)
                     pause = min(1.5 * pause, self._interval)
             if reply is not None:
-                client.call("push-messages", reply, PushMessagesResponse)
+                client.call("push-messages", reply, internal.PushMessagesResponse)
         finally:
             quiet.set()
             heart.join(timeout=10)
             with suppress(Exception):
-                client.call("deactivate-node", DeactivateNodeRequest(node_id=node.node_id), DeactivateNodeResponse)
+                client.call(
+                    "deactivate-node",
+                    internal.DeactivateNodeRequest(node_id=node.node_id),
+                    internal.DeactivateNodeResponse,
+                )
 
-    def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
+    def _beat(self, node: internal.Node, quiet: threading.Event, lost: threading.Event) -> None:
         """Heartbeat of this site while it computes, on a separate connection."""
-        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        request = internal.SendNodeHeartbeatRequest(node=node, heartbeat_interval=internal.HEARTBEAT_MIN_INTERVAL)
         with self.client() as client:
-            pause = HEARTBEAT_MIN_INTERVAL / 3
+            pause = internal.HEARTBEAT_MIN_INTERVAL / 3
             while not quiet.wait(pause):
                 pause = AGAIN
                 try:
-                    if not client.call("send-node-heartbeat", request, SendNodeHeartbeatResponse).success:
+                    if not client.call("send-node-heartbeat", request, internal.SendNodeHeartbeatResponse).success:
                         lost.set()
                 except Exception:
                     continue  # asking for messages finds out what it means
-                pause = HEARTBEAT_MIN_INTERVAL / 3
+                pause = internal.HEARTBEAT_MIN_INTERVAL / 3
 
-    def _fetch(self, client: FleetClient, node: Node, came: PullMessagesResponse) -> tuple[Message, bool]:
+    def _fetch(
+        self, client: FleetClient, node: internal.Node, came: internal.PullMessagesResponse
+    ) -> tuple[Message, bool]:
         """A message with its content, and whether it came with all its pieces."""
         try:
             inline = detach(came.messages_list[0])
-            bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
+            bare, tree = internal.message_from_proto(came.messages_list[0]), came.message_object_trees[0]
             pieces, run = pieces_of(tree, self._most), bare.metadata.run_id
         except Exception as error:  # whatever a server may have sent in its place
             raise LostConnection(f"the server sent what is no message: {error}") from error
@@ -304,11 +279,11 @@ class SuperNode:
             contents = inline
         else:
             contents = self._pull(client, node, run, pieces)
-            received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id)
-            client.call("confirm-message-received", received, ConfirmMessageReceivedResponse)
+            received = internal.ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id)
+            client.call("confirm-message-received", received, internal.ConfirmMessageReceivedResponse)
         try:
             check_expansion(contents, self._largest)
-            message = inflate_object_from_contents(tree.object_id, contents)
+            message = internal.inflate_object_from_contents(tree.object_id, contents)
         except Exception as error:
             raise LostConnection(f"the server sent what is no message: {error}") from error
         if not isinstance(message, Message):
@@ -316,12 +291,12 @@ class SuperNode:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message, whole
 
-    def _pull(self, client: FleetClient, node: Node, run: int, pieces: Sequence[str]) -> dict[str, bytes]:
+    def _pull(self, client: FleetClient, node: internal.Node, run: int, pieces: Sequence[str]) -> dict[str, bytes]:
         """The pieces of a message, until they are together more than it may have."""
         contents, left = dict[str, bytes](), self._largest
         for piece in pieces:
-            request = PullObjectRequest(node=node, run_id=run, object_id=piece)
-            came = client.call("pull-object", request, PullObjectResponse)
+            request = internal.PullObjectRequest(node=node, run_id=run, object_id=piece)
+            came = client.call("pull-object", request, internal.PullObjectResponse)
             if not came.object_found or not came.object_available:
                 raise LostConnection("the server has no such piece of its message")
             contents[piece] = came.object_content
@@ -331,8 +306,8 @@ class SuperNode:
         return contents
 
     def _reply(
-        self, client: FleetClient, node: Node, app: ClientApp, message: Message, inline: bool, carries: bool
-    ) -> PushMessagesRequest | None:
+        self, client: FleetClient, node: internal.Node, app: ClientApp, message: Message, inline: bool, carries: bool
+    ) -> internal.PushMessagesRequest | None:
         """Answers a message; what is returned is for the next request to carry."""
         began, run = time.perf_counter(), message.metadata.run_id
         try:
@@ -340,34 +315,37 @@ class SuperNode:
         except Exception as error:  # a fault of ours must not end the connection
             text = f"{type(error).__name__}: {error}"
             self._progress(Note(f"refused: {text}"))
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, redact(text)), reply_to=message)
+            reply = Message(Error(internal.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, redact(text)), reply_to=message)
         seconds = time.perf_counter() - began
         # A reply lasts as long as its request, by the server's clock; by ours that time may be over.
         reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
-        with no_object_id_recompute():
+        with internal.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            bare, parts = message_to_proto(remove_content_from_message(reply)), get_all_nested_objects(reply)
+            bare, parts = (
+                internal.message_to_proto(internal.remove_content_from_message(reply)),
+                internal.get_all_nested_objects(reply),
+            )
             pieces = _small(parts) if inline and not reply.has_error() else None
             if pieces is not None:
                 attach(bare, pieces)
-            request = PushMessagesRequest(
-                node=node, messages_list=[bare], message_object_trees=[get_object_tree(reply)],
+            request = internal.PushMessagesRequest(
+                node=node, messages_list=[bare], message_object_trees=[internal.get_object_tree(reply)],
                 clientapp_runtime_list=[seconds],
             )  # fmt: skip
             if pieces is not None and carries:
                 return request
-            answer = client.call("push-messages", request, PushMessagesResponse)
+            answer = client.call("push-messages", request, internal.PushMessagesResponse)
             for piece in answer.objects_to_push:
                 content = parts[piece].deflate()
-                push = PushObjectRequest(
+                push = internal.PushObjectRequest(
                     node=node, run_id=run, object_id=piece, object_content=content, session_id=answer.session_id
                 )
-                if not client.call("push-object", push, PushObjectResponse).stored:
+                if not client.call("push-object", push, internal.PushObjectResponse).stored:
                     raise LostConnection("the server did not take a piece of the reply")
         return None
 
 
-def _small(parts: Mapping[str, InflatableObject]) -> dict[str, bytes] | None:
+def _small(parts: Mapping[str, internal.InflatableObject]) -> dict[str, bytes] | None:
     """The pieces of a message as bytes; None where they are too many to travel inside of it."""
     pieces, room = dict[str, bytes](), INLINE
     for number, piece in parts.items():

@@ -439,8 +439,12 @@ class Site:
         try:
             return self._pieces.take(head, body)
         except (Refused, OSError) as error:
-            self._progress(Note(f"refused: {error}"))
-            return Answer("", redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+            answer, data = self._refusal("", error)
+            return answer.to_bytes(), data
+
+    def _refusal(self, name: str, error: Exception, when: str = "") -> tuple[Answer, bytes]:
+        self._progress(Note(f"refused{when}: {error}"))
+        return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
 
     def _handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         began, name, at_once = time.perf_counter(), "", 0
@@ -448,35 +452,28 @@ class Site:
             request = self._read(head, body)
             name, at_once = request.id, request.at_once
             self._journals.confirm(request.journals)
-            self._guarded(request.action, len(head) + len(body))
+            if self._guard is not None and request.action in (HELLO, GOODBYE):
+                self._guard.count(len(head) + len(body))
+            elif self._guard is not None:
+                self._guard.check(request.action, len(head) + len(body))
             if request.action == GOODBYE:
-                reply = self._take_leave(request)
+                answer, data = self._take_leave(request)
             else:
-                reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
-            if reply[0].error is None and not request.session:  # in a session calls are many, and cost no entries
-                reply = replace(reply[0], journals=self._journals.statement()), reply[1]
+                answer, data = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
+            if answer.error is None and not request.session:  # in a session calls are many, and cost no entries
+                answer = replace(answer, journals=self._journals.statement())
             if self._guard is not None:
-                self._guard.count(len(reply[1]))
+                self._guard.count(len(data))
         except Exception as error:
-            self._progress(Note(f"refused: {error}"))
-            reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
-        answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
-        head = answered.to_bytes()
+            answer, data = self._refusal(name, error)
+        answer = replace(answer, seconds=time.perf_counter() - began)
+        head = answer.to_bytes()
         try:
-            self._log("out", head, data, id=answered.id, error=answered.error, seconds=answered.seconds)
+            self._log("out", head, data, id=answer.id, error=answer.error, seconds=answer.seconds)
         except OSError as error:  # nothing leaves that the site's own log does not hold
-            self._progress(Note(f"refused, as the log cannot be written: {error}"))
-            return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+            answer, data = self._refusal(name, error, ", as the log cannot be written")
+            return answer.to_bytes(), data
         return self._pieces.cut(head, data, at_once)
-
-    def _guarded(self, action: str, size: int) -> None:
-        """Check of a request by the site's policy; greetings and the end of a run are counted only."""
-        if self._guard is None:
-            return
-        if action in (HELLO, GOODBYE):
-            self._guard.count(size)
-        else:
-            self._guard.check(action, size)
 
     def _read(self, head: bytes, body: bytes) -> Request:
         """A request's head; what is no request is in the log, too."""
@@ -645,11 +642,7 @@ class Site:
 
     def _log(self, way: str, head: bytes, body: bytes, **more: object) -> None:
         if self._audit is not None:
-            line = {
-                "time": time.time(),
-                "way": way,
-                "bytes": len(head) + len(body),
-                "digest": digest(head, body),
-            } | more
+            line: dict[str, object] = {"time": time.time(), "way": way, "bytes": len(head) + len(body)}
+            line |= {"digest": digest(head, body), **more}
             with self._audit.open("a", encoding="utf-8") as file:
                 file.write(visible(json.dumps(line)) + "\n")

@@ -89,20 +89,6 @@ class Attempts:
     def close(self) -> None:
         self._folder.cleanup()
 
-    def drive(self, act: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
-        """Result of the part of the round, from the first attempt that does not end in an error."""
-        while True:
-            try:
-                return act()
-            except (OSError, MemoryError):  # of this machine
-                raise
-            except Exception as error:
-                if self.handled is None:
-                    raise
-                self._leave_out(self.handled, method, error)
-                again(self)
-                self.batches, self.handled = [], None
-
     def begin(self, batch: SiteBatch) -> None:
         """Start of calls that are asked for together."""
         self.batches.append(batch)
@@ -141,7 +127,7 @@ class Attempts:
             yield reply
             self.handled = None
 
-    def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
+    def leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
         """Mark the reply to this call as failed in all further attempts."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         sentence = (
@@ -231,54 +217,6 @@ def _check_counts(task: Any, tensors: Params) -> None:
             raise Refused(f"the count {name!r} must be from 0 to 2^48")
 
 
-# Reading of a site's reply ------------------------------------------------------------------------------------
-
-
-class ReplyReader:
-    """Reader of replies; what is faulty in one becomes its error, and nothing of it reaches the method."""
-
-    def __init__(
-        self, setup: Setup, workspace: Workspace, limits: Limits | None, judge: Callable[[ClientInfo, Message], None]
-    ) -> None:
-        self._setup, self._workspace, self._judge = setup, workspace, judge
-        self._schema = schema_of(workspace.tensors)
-        self.limits = Limits.of(self._schema) if limits is None else limits  # as given, or from the model
-        # the absolute bound on values
-        self.values = ValueBound.of(workspace.tensors.values(), setup.algorithm.traits.sums)
-
-    def read(self, call: Call, identity: str, head: bytes, body: bytes) -> tuple[Reply, bool, str]:
-        """The reply, whether the site has saved its state, and what it says of its journals."""
-        client = call.client
-
-        def refused(why: object) -> tuple[Reply, bool, str]:
-            return Reply(client, Message(), f"ValueError: update refused: {why}"), False, ""
-
-        try:
-            answer = Answer.from_bytes(head, self.limits)
-            if answer.id != identity:
-                return refused(f"the reply is to {answer.id[:120]!r}, the request was {identity!r}")
-            if answer.error is not None:
-                return Reply(client, Message(), answer.error), False, ""
-            scopes = self._workspace.scopes(self._setup.algorithm, client)
-            shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
-            uplink, expects = self._setup.uplink_of(call), call.expects
-            wire = expects if uplink is None or expects is None else uplink.layout(expects)
-            message = open_body(body, self.limits, self._schema, shared, None if wire is None else schema_of(wire))
-            message = message if uplink is None else uplink.opened(call, message)
-            check_content(self._setup.algorithm, self._setup.task_of(client.id), call.action, message)
-            if (problem := self.values.problem(message.tensors)) is not None:  # what sites refuse, no server averages
-                return refused(problem)
-        except ValueError as error:
-            return refused(error)
-        try:
-            if call.action == "evaluate":
-                self._judge(client, message)
-        except Exception as error:  # whatever sums and counts of a site's making may lead to
-            problem = f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
-            return Reply(client, Message(), problem), False, ""
-        return check_reply(call, Reply(client, message, wire_bytes=len(body))), answer.saved, answer.journals
-
-
 # Pauses between looks at what has arrived ---------------------------------------------------------------------
 
 SHORTEST = 0.005  # seconds of the first pause: a look costs well under a millisecond where little is on its way
@@ -327,8 +265,10 @@ class Remote(Dispatcher):
         self.timeline = Timeline(0)
         self.timeouts = Timeouts() if timeouts is None else timeouts
         self._setup, self._local = setup, InProcess(setup, workspace)
-        self._reader = ReplyReader(setup, self._local.workspace, limits, judge)
-        limits = self._reader.limits
+        self._judge, self._schema = judge, schema_of(self._local.workspace.tensors)
+        self._limits = limits = Limits.of(self._schema) if limits is None else limits  # as given, or from the model
+        # the absolute bound on values
+        self._values = ValueBound.of(self._local.workspace.tensors.values(), setup.algorithm.traits.sums)
         transport.set_max_reply_bytes(limits.head + limits.body)
         # bodies on their way, in a folder that outlives this process; None where messages travel whole
         self._pieces = None if pieces is None else PieceTransport(transport, pieces, limits)
@@ -367,7 +307,7 @@ class Remote(Dispatcher):
         """Check that a server's state is one that sites take, before it is kept."""
         check_finite(name, server)
         for group, tensors in {"parameters": server.params, **server.slots}.items():
-            if (problem := self._reader.values.problem(tensors)) is not None:
+            if (problem := self._values.problem(tensors)) is not None:
                 raise RuntimeError(
                     f"server {name!r}: of its {group} after round {server.round} {problem}, which every site refuses; "
                     "the last checkpoint is sound"
@@ -399,7 +339,16 @@ class Remote(Dispatcher):
         with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:
             self._attempts = attempts
             try:
-                return attempts.drive(act, type(algorithm).__name__, self._begin_again)
+                while True:
+                    try:
+                        return act()
+                    except (OSError, MemoryError):  # of this machine
+                        raise
+                    except Exception as error:
+                        if attempts.handled is None:
+                            raise
+                        attempts.leave_out(attempts.handled, type(algorithm).__name__, error)
+                    self._begin_again(attempts)
             finally:
                 self._attempts = None
 
@@ -409,6 +358,7 @@ class Remote(Dispatcher):
             while batch.waiting or batch.running:
                 self.step(batch)
                 pauses.sleep()
+        attempts.batches, attempts.handled = [], None
         self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
 
     # Calls ---------------------------------------------------------------------------------------------------
@@ -429,7 +379,13 @@ class Remote(Dispatcher):
 
     @contextmanager
     def _opened(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[SiteBatch]:
-        with self._folder() as spool:
+        # Replies wait there until their turn comes, or until the part of the round is over.
+        folder: AbstractContextManager[str]
+        if self._attempts is None:
+            folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self.spool)
+        else:
+            folder = nullcontext(self._attempts.folder())
+        with folder as spool:
             batch = SiteBatch(calls, round, spool=Path(spool), compared=self._compares(calls))
             if self._attempts is not None:
                 self._attempts.begin(batch)
@@ -440,30 +396,32 @@ class Remote(Dispatcher):
         self.step(batch)
 
     def _await(self, batch: SiteBatch, position: int) -> None:
-        if batch.compared and batch.norms is None:
-            for other in range(len(batch.calls)):
-                self._await_one(batch, other)
-            batch.norms = self._measured(batch)
-        self._await_one(batch, position)
-
-    def _await_one(self, batch: SiteBatch, position: int) -> None:
-        pauses = self.pauses()
-        while position not in batch.done:
+        measures = batch.compared and batch.norms is None
+        wanted, pauses = set(range(len(batch.calls))) if measures else {position}, self.pauses()
+        while not wanted <= batch.done.keys():
             self.step(batch)
-            if position not in batch.done:
+            if not wanted <= batch.done.keys():
                 pauses.sleep()
+        if measures:
+            batch.norms = self._measured(batch)
 
     def _reply(self, batch: SiteBatch, position: int) -> Reply:
-        if batch.norms is not None:
-            return self._bounded(batch, batch.norms, position)
         ask, result = batch.done.pop(position)
-        return self._usual(ask, self._counted(batch, ask, result))
-
-    def _folder(self) -> AbstractContextManager[str]:
-        """Where replies wait until their turn comes, or until the part of the round is over."""
-        if self._attempts is not None:
-            return nullcontext(self._attempts.folder())
-        return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self.spool)
+        norms = batch.norms
+        if norms is None:
+            reply = self._counted(batch, ask, result)
+            if reply.error is not None or not ask.call.session or self.bounds.update == 0:
+                return reply
+            # In a session the scale of its values is compared with that of those before.
+            return self._bounded(ask, reply, {reply.client.id: largest_of(reply.message)})
+        if position in norms.failed:
+            return norms.failed[position]
+        reply = self._bounded(ask, self._read(ask, result), norms.of)
+        if reply.error is not None:  # what the site keeps of this round does not count
+            self._bases.pop(reply.client.id, None)
+            if reply.client.id in norms.bases:
+                self._bases[reply.client.id] = norms.bases[reply.client.id]
+        return reply
 
     def _counted(self, batch: SiteBatch, ask: PendingCall, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
@@ -487,17 +445,6 @@ class Remote(Dispatcher):
         unusual = session and not self._history.knows(calls[0].action)
         return unusual or self.bounds.apply_to(self._setup.algorithm, calls)
 
-    def _usual(self, ask: PendingCall, reply: Reply) -> Reply:
-        """A reply of a session, or its error where its values are of another scale than those before."""
-        if reply.error is not None or not ask.call.session or self.bounds.update == 0:
-            return reply
-        name, size = reply.client.id, largest_of(reply.message)
-        most = self._history.most(ask.call, {name: size}, self.bounds.update)
-        if size > most:
-            return self._shortened(ask, reply, size, most)
-        self._history.note(ask.call.action, name, ask.request.round, size)
-        return reply
-
     def _measured(self, batch: SiteBatch) -> Norms:
         """Norms of all updates of a round.
 
@@ -517,41 +464,24 @@ class Remote(Dispatcher):
         self._history.meet(batch.calls)
         return norms
 
-    def _bounded(self, batch: SiteBatch, norms: Norms, position: int) -> Reply:
-        """A reply of a round, which does not go much further than most."""
-        ask, result = batch.done.pop(position)
-        if position in norms.failed:
-            return norms.failed[position]
-        few = len(norms.of) < FEWEST or ask.call.session
-        name, factor = ask.call.client.id, self.bounds.update
-        norm = norms.of[name]
-        most = self._history.most(ask.call, norms.of, factor) if few else most_of(norms.of, factor)
-        if norm <= most or not few:
-            self._history.note(ask.call.action, name, batch.round, min(norm, most))
-        if norm <= most:
-            return self._read(ask, result)
-        reply = self._shortened(ask, self._read(ask, result), norm, most, few)
-        if reply.error is not None:  # what the site keeps of this round does not count
-            self._bases.pop(name, None)
-            if name in norms.bases:
-                self._bases[name] = norms.bases[name]
-        return reply
-
-    def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float, few: bool = True) -> Reply:
-        """A part of an update whose norm is above the bound; its error where most sites cannot vouch for the bound."""
-        algorithm, name = self._setup.algorithm, reply.client.id
-        sentence = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
-        if ask.call.session:
-            sentence = f"its reply to {ask.call.action!r} held values up to {norm:.3g}, more than {most:.3g}"
+    def _bounded(self, ask: PendingCall, reply: Reply, sizes: Mapping[str, float]) -> Reply:
+        """A reply that goes not much further than most; else a part of it, or its error where there is none to take."""
+        call, algorithm, factor = ask.call, self._setup.algorithm, self.bounds.update
+        name, few = call.client.id, call.session or len(sizes) < FEWEST
+        size, most = sizes[name], self._history.most(call, sizes, factor) if few else most_of(sizes, factor)
+        if size <= most or not few:
+            self._history.note(call.action, name, ask.request.round, min(size, most))
+        if size <= most or reply.error is not None:
+            return reply
+        sentence = f"its update had the norm {size:.3g}, more than {most:.3g}"
+        sentence += ", as the smaller ones of all sites so far" if few else f": {factor:g} times the median"
+        if call.session:
+            sentence = f"its reply to {call.action!r} held values up to {size:.3g}, more than {most:.3g}"
             sentence += ", as sites sent so far"
-        elif few:
-            sentence = (
-                f"its update had the norm {norm:.3g}, more than {most:.3g}, as the smaller ones of all sites so far"
-            )
         try:
-            if few or not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
-                raise ValueError("no part of it can be taken")
-            reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.traits.changes, most / norm))
+            if few or not math.isfinite(size) or algorithm.unsupported_reason("robust"):
+                raise ValueError("no part of it can be taken")  # most sites cannot vouch for the bound
+            reply = replace(reply, message=scaled(call, reply.message, algorithm.traits.changes, most / size))
             self.shortened[name] = f"{sentence}; it was scaled down to that"
         except ValueError:
             self.shortened[name] = f"{sentence}; it was left out"
@@ -564,17 +494,14 @@ class Remote(Dispatcher):
         self.sites.look()
         now = time.monotonic()
         for position in batch.ready():
-            batch.begin(position, self._ask(batch.calls[position], batch.round))
-            self._recall(batch, position)
+            ask = self._ask(batch.calls[position], batch.round)
+            batch.begin(position, ask)
+            # What came of it in an earlier attempt at the same part of the round.
+            if self._attempts is not None and (result := self._attempts.outcome_of(ask)) is not None:
+                batch.finish(position, (ask, result))
+                batch.lost += isinstance(result, str)
         for position, ask in list(batch.running.items()):
             self._advance(batch, position, ask, now)
-
-    def _recall(self, batch: SiteBatch, position: int) -> None:
-        """Takes what came of a call in an earlier attempt at the same part of the round."""
-        ask = batch.running[position]
-        if self._attempts is not None and (result := self._attempts.outcome_of(ask)) is not None:
-            batch.finish(position, (ask, result))
-            batch.lost += isinstance(result, str)
 
     def _ask(self, call: Call, round: int) -> PendingCall:
         name = call.client.id
@@ -683,19 +610,46 @@ class Remote(Dispatcher):
 
     def _checked(self, ask: PendingCall, result: Path) -> Reply:
         """A reply that has come, checked against all that is declared of it."""
-        client = ask.call.client
+        call, client = ask.call, ask.call.client
         with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         if not self._keep and (self._attempts is None or self._attempts.single):
             result.unlink()
-        reply, saved, journals = self._reader.read(ask.call, ask.request.id, head, body)
+        try:
+            answer = Answer.from_bytes(head, self._limits)
+            if answer.id != ask.request.id:
+                raise Refused(f"the reply is to {answer.id[:120]!r}, the request was {ask.request.id!r}")
+            if answer.error is not None:
+                return self._failed(client, answer.error)
+            message = self._message(call, body)
+        except ValueError as error:
+            return self._failed(client, f"ValueError: update refused: {error}")
+        try:
+            if call.action == "evaluate":
+                self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            why = printable(str(error), 200)
+            return self._failed(client, f"ValueError: evaluation refused: {type(error).__name__}: {why}")
+        reply = check_reply(call, Reply(client, message, wire_bytes=len(body)))
         if reply.error is not None:
             return self._failed(client, reply.error)
-        if not ask.call.session:
-            self.sites.heads.note(client.id, journals, ask.journals)
-        if saved:
+        if not call.session:
+            self.sites.heads.note(client.id, answer.journals, ask.journals)
+        if answer.saved:
             self._bases[client.id] = ask.request.version
         return reply
+
+    def _message(self, call: Call, body: bytes) -> Message:
+        """A body that has come, as the method means it; what is not as declared is a ValueError."""
+        scopes = self._local.workspace.scopes(self._setup.algorithm, call.client)
+        shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
+        uplink, expects = self._setup.uplink_of(call), call.expects
+        wire = expects if uplink is None or expects is None else uplink.layout(expects)
+        message = open_body(body, self._limits, self._schema, shared, None if wire is None else schema_of(wire))
+        message = message if uplink is None else uplink.opened(call, message)
+        check_content(self._setup.algorithm, self._setup.task_of(call.client.id), call.action, message)
+        self._values.check(message.tensors)  # what sites refuse, no server averages
+        return message
 
     def _failed(self, client: ClientInfo, error: str) -> Reply:
         error = printable(error, LINE)  # it goes into logs and into the run folder, and a site may have written in it
