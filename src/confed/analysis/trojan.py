@@ -220,7 +220,7 @@ class Trojan:
                 return objective(changed)
 
         solution = _ascend(boxes, value, self.steps, rng)
-        if text is not None:
+        if text is not None and position is not None:
             words = text.words.to(batch["text"].device)
             distance = torch.cdist(solution["word"], text.embedding.weight.detach()[words])
             token = words[distance.masked_fill(words == _replaced(batch, position), torch.inf).argmin(1)]
