@@ -753,7 +753,7 @@ def test_bottleneck_adapter_is_clip_adapters_network() -> None:
     assert adapter.down.weight.grad.abs().sum() > 0
 
 
-def test_branches_of_adapters_in_pictures_are_whole_passes() -> None:
+def test_branches_in_the_picture_tower_are_whole_passes() -> None:
     model, batch = encoder("clip", trainable="adapters"), {"image": pictures()}
     model.adapters.add("second", seeded())
     blends = ({"adapter": 1.0}, {"second": 40.0})

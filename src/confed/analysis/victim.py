@@ -71,10 +71,9 @@ class Questions:
 
     batch: Batch  # their tensors, first dimension N
     names: tuple[str, ...]  # their identifiers, which pair runs example by example
-    rows: tuple[tuple[str, int], ...]  # place and row of each
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.names)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """The same as batches of at most ``size``."""
@@ -148,7 +147,7 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
         rows = [row for name, row in chosen if name == place]
         parts.append(victim.table(place, TEST).batch(torch.tensor(rows)))
         names += [test_examples(victim, place).names[row] for row in rows]
-    return Questions(joined_batches(parts), tuple(names), tuple(chosen))
+    return Questions(joined_batches(parts), tuple(names))
 
 
 def test_examples(victim: Victim, place: str) -> Examples:

@@ -560,14 +560,7 @@ class Family:
     vision: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keywords of the picture tower's
 
 
-class Processor:
-    """Pictures and texts of a small model, under the names that processors of ``transformers`` have for them."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        self.image_processor, self.tokenizer = image_processor, tokenizer
-
-
-def tiny_encoder(family: str, seed: int = 0) -> tuple[nn.Module, Processor]:
+def tiny_encoder(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
     """A family's small model with random weights, and its processor."""
     from transformers import AutoConfig, AutoModel
 
@@ -577,7 +570,8 @@ def tiny_encoder(family: str, seed: int = 0) -> tuple[nn.Module, Processor]:
     config = AutoConfig.for_model(
         family, text_config={**TEXT, **made.text}, vision_config={**VISION, **made.vision}, **made.config
     )
-    processor = Processor(images_of(made.images, made.image_options), _tokenizer(made.begins))
+    images = images_of(made.images, made.image_options)
+    processor = SimpleNamespace(image_processor=images, tokenizer=_tokenizer(made.begins))
     return seeded(seed, lambda: AutoModel.from_config(config)), processor
 
 
@@ -678,7 +672,7 @@ clip = variant(
 )  # fmt: skip
 
 
-def _pair(source: str, text: str, seed: int) -> tuple[NamedPair, Processor]:
+def _pair(source: str, text: str, seed: int) -> tuple[NamedPair, Any]:
     """The two encoders as one body, and what prepares their inputs."""
     from transformers import AutoImageProcessor
 
@@ -686,7 +680,7 @@ def _pair(source: str, text: str, seed: int) -> tuple[NamedPair, Processor]:
     with reading(source, "processor of pictures"):
         images = AutoImageProcessor.from_pretrained(place_of(source, SOURCES), use_fast=False, trust_remote_code=False)
     pair = NamedPair(classifier, load_tower(text, "texts", seed), embed_names(classifier, text))
-    return pair, Processor(images, tokenizer_of(text))
+    return pair, SimpleNamespace(image_processor=images, tokenizer=tokenizer_of(text))
 
 
 @lru_cache(maxsize=2)

@@ -32,8 +32,7 @@ from confed.data.pictures import resize
 from confed.data.regions import HeldRegions, grid_boxes
 from confed.federation.ranges import check_value
 from confed.models.heads import COUNT
-from confed.models.hub_names import hub_name
-from confed.models.pretrained import checked_folder, reading
+from confed.models.pretrained import published
 
 if TYPE_CHECKING:
     from confed.models.albef import Albef
@@ -90,19 +89,7 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
     """A picture encoder of ``transformers``."""
     from transformers import AutoModel
 
-    loaded: Any
-    where = checked_folder(Path(name)) if Path(name).is_dir() else hub_name(name)
-    if where is None:
-        raise ValueError(f"expected a folder with a model of `transformers` or a hub name owner/name, got {name!r}")
-    with reading(name, "picture encoder"):
-        loaded = AutoModel.from_pretrained(
-            where, output_loading_info=True, trust_remote_code=False, use_safetensors=True
-        )
-    whole, description = loaded
-    # The library fills these with random numbers. The last states do not pass through a pooler.
-    missing = sorted(tensor for tensor in description["missing_keys"] if "pooler." not in tensor)
-    if missing:
-        raise ValueError(f"the checkpoint {name!r} lacks {len(missing)} tensors of its model, the first: {missing[0]}")
+    whole: Any = published(AutoModel, name, 0)
     model = getattr(whole, "vision_model", whole)
     config = model.config
     reads = getattr(model, "main_input_name", "nothing known")

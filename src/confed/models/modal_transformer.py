@@ -339,7 +339,8 @@ class ModalTransformer(ModalNetwork):
         """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up."""
         check_value(lam, Annotated[float, SHARE], "lam")
         self.lam = lam
-        for embedding in self._embeddings.values():
+        for module in self.embed.values():
+            embedding = cast(ModalEmbedding, module)
             if embedding.local is not None:
                 raise ValueError("the maps are personalised already")
             embedding.local, embedding.lam = copy.deepcopy(embedding.shared), lam
@@ -361,10 +362,6 @@ class ModalTransformer(ModalNetwork):
         """
         features = pool(self.encode(batch))
         return Output(self.head(features), features)
-
-    @property
-    def _embeddings(self) -> dict[str, ModalEmbedding]:
-        return {name: cast(ModalEmbedding, module) for name, module in self.embed.items()}
 
 
 def in_sequence(parts: Mapping[str, tuple[Tensor, Tensor | None]]) -> Tokens:

@@ -302,4 +302,4 @@ def without_progress_bars() -> Iterator[None]:
 def _family(kind: type[Any]) -> str:
     """What people call the model of a class of ``transformers``."""
     name = kind.__name__.removesuffix("Model").removesuffix("ForQuestionAnswering")
-    return {"Vilt": "ViLT", "Bert": "BERT", "ViT": "ViT", "Blip": "BLIP"}.get(name, name)
+    return {"Auto": "model", "Vilt": "ViLT", "Bert": "BERT", "ViT": "ViT", "Blip": "BLIP"}.get(name, name)

@@ -83,11 +83,10 @@ class Vault(Vilt):
 
     def embedding_steps(self) -> Sequence[Step]:
         """As of ViLT, then BERT, which has the first adapters where it learns."""
-        embeddings = Stage("embeddings", INPUTS, ("language.embeddings.", "vilt.embeddings."))
-        bert = Stage("BERT", (), ("language.", *self.embedding_names))
-        return (embeddings, lambda _, batch: super(Vault, self).embed(batch)), (
-            bert,
-            lambda state, _: self._read(state),
+        begin, embeddings = super().embed, ("language.embeddings.", "vilt.embeddings.")
+        return (
+            (Stage("embeddings", INPUTS, embeddings), lambda _, batch: begin(batch)),
+            (Stage("BERT", (), ("language.", *self.embedding_names)), lambda state, _: self._read(state)),
         )
 
     @property

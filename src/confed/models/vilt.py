@@ -119,15 +119,15 @@ class Vilt(Heads, PatchGrid, BlockChain):
         """Input of the first block; of pairs each example's first picture, then its second one."""
         count = views(self.selected, batch)  # checks the batch
         if self.selected != "nlvr2":
-            return Tokens(*self._embedded(batch, "image", 1), count)
-        pairs = [self._embedded(batch, key, kind) for kind, key in enumerate(("image", "image2"), 1)]
+            return Tokens(*self._embedded(batch, 1), count)
+        pairs = [self._embedded(batch, 1), self._embedded({**batch, "image": batch["image2"]}, 2)]
         hidden, masks = (torch.stack(part, 1).flatten(0, 1) for part in zip(*pairs, strict=True))
         return Tokens(hidden, masks, count)
 
-    def _embedded(self, batch: Batch, picture: str, kind: int) -> tuple[Tensor, Tensor]:
-        """A picture with the text, or with each of its choices, and their additive attention mask."""
+    def _embedded(self, batch: Batch, kind: int) -> tuple[Tensor, Tensor]:
+        """Pictures with their texts, or with each of their choices, as sequences, and additive attention masks."""
         model, longest = type(self).__name__, self.vilt.config.max_position_embeddings
-        image = checked_image({**batch, "image": batch[picture]}, self.image_size, model)
+        image = checked_image(batch, self.image_size, model)
         keys = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
         text, text_mask = checked_text(batch, len(image), longest, model, keys)
         patches = self.patch_embeddings(image)

@@ -12,11 +12,11 @@ from confed.analysis.case import Case
 from confed.federation.checkpoint import write_atomically
 from confed.federation.structure import heads_of
 from confed.release.federation import federation_content
-from confed.release.gains import Gain, Standing, gains, references, sent_by_site, standing, tensor_kinds
+from confed.release.gains import Standing, gains, references, sent_by_site, standing, tensor_kinds
 from confed.release.limits import Release, read_limits
 from confed.release.probe import Estimate, Finding, Probe, probes
 from confed.release.seal import read_key, seal
-from confed.release.verdict import Content, NotExamined
+from confed.release.verdict import NotExamined, judged
 from confed.report.figures.style import Drawing
 from confed.results.folder import kind_of
 from confed.system.events import Note, Progress, ignore
@@ -108,22 +108,21 @@ class Examination:
             elif self._fits(probe.title, probe.seconds(case)):
                 findings.append((probe, probe.look(case, (self.ends - time.monotonic()) / 2)))
         figures: list[tuple[str, Estimate]] = []
-        probes_made: list[dict[str, Any]] = []
+        attacks: list[dict[str, Any]] = []
         for probe, finding in findings:
             figures += [(probe.title, measured) for measured in finding.measures]
-            made = {"name": probe.name, "title": probe.title, "attacker": probe.attacker}
-            probes_made.append({**made, "notes": list(finding.notes)})
-        sent = sent_by_site(case.run_records, case.summary.examples, case.sites)
+            attack = {"name": probe.name, "title": probe.title, "attacker": probe.attacker}
+            attacks.append({**attack, "notes": list(finding.notes)})
+        sent = [asdict(row) for row in sent_by_site(case.run_records, case.summary.examples, case.sites)]
         names = [] if case.sends_nothing else case.sent_names()
         tensors = {name: case.workspace.tensors[name] for name in names}
         kinds = tensor_kinds(tensors, [*heads_of(case.workspace.model).values()])
-        gained = [{**asdict(row), "sentence": row.sentence} for row in self._gains()]
-        standings = [asdict(row) for row in self._standing()]
-        content = Content(
-            case.folder, case.finished, case.sites, sent, kinds, figures, self.left, same_bits, probes_made,
-            gains=gained, standing=standings,
+        gained, standings = self._gains(), [asdict(row) for row in self._standing()]  # these put down what is left out
+        content = judged(
+            case.folder, case.finished, case.sites, figures, self.left, release, same_bits=same_bits, probes=attacks,
+            sent=sent, kinds=kinds, gains=gained, standing=standings,
         )  # fmt: skip
-        return content.judged(release), {probe.name: finding.drawings for probe, finding in findings}
+        return content, {probe.name: finding.drawings for probe, finding in findings}
 
     def _fits(self, what: str, seconds: float) -> bool:
         """Whether something fits into the time that is left; if not it is put down."""
@@ -135,14 +134,15 @@ class Examination:
             self.left.append(NotExamined(what, "it does not fit into the time", known))
         return fits
 
-    def _gains(self) -> Sequence[Gain]:
+    def _gains(self) -> list[dict[str, Any]]:
         what, traits = "What each site gained", self.case.algorithm.traits
         if traits.centralised or not traits.communicates:
             self.left.append(NotExamined(what, "the run is itself a reference: all in one place, or each alone"))
-            return ()
+            return []
         found = references(self.case)
         fits = self._fits(what, (2 - len(found)) * 1.5 * self.case.training_seconds)
-        return gains(self.case, found, ignore) if fits else ()
+        rows = gains(self.case, found, ignore) if fits else []
+        return [{**asdict(row), "sentence": row.sentence} for row in rows]
 
     def _standing(self) -> Sequence[Standing]:
         what = "Sites that stand out"

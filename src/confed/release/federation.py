@@ -9,7 +9,7 @@ with the key that the coordinator's manifest has for the site; every other one i
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,13 @@ from confed.release.gains import sent_by_site, tensor_kinds
 from confed.release.limits import Release
 from confed.release.probe import Estimate, probes
 from confed.release.seal import check_seal
-from confed.release.verdict import Content, NotExamined
+from confed.release.verdict import NotExamined, judged
 from confed.results.folder import MEMBERS
 from confed.results.stored import read_records
 
 STATEMENTS = "statements"
 """Folder of the sites' own dossiers, in the run folder of the server."""
 MOST_FIGURES = 200  # of one site
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What one site has said, and whether it holds."""
-
-    site: str
-    journals: str  # numbers of entries, under the server's countersignature
-    dossier: str  # the first sentence of the site's own, or why it was refused
-    signed: bool  # whether that is signed with the site's key
 
 
 def federation_content(folder: Path, release: Release) -> dict[str, Any]:
@@ -54,7 +44,7 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
     left.append(NotExamined("Sites that stand out", "the server keeps no updates"))
     figures: list[tuple[str, Estimate]] = []
     keys, why = keys_of_sites(folder)
-    statements: list[Statement] = []
+    statements: list[dict[str, Any]] = []
     for site in sites:
         journals, fault = _journals(folder, site)
         sentence, signed = f"none in {STATEMENTS}", False
@@ -69,13 +59,13 @@ def federation_content(folder: Path, release: Release) -> dict[str, Any]:
             left.append(NotExamined(f"Statement of {site}", sentence))
         if fault:
             left.append(NotExamined(f"Journals of {site}", fault))
-        statements.append(Statement(site, journals, sentence, signed))
+        # journals: numbers of entries, countersigned by the server; dossier: its sentence, or why it was refused.
+        statements.append({"site": site, "journals": journals, "dossier": sentence, "signed": signed})
     models = [finished.global_file] if finished.global_file.is_file() else []
     examples = {member["id"]: {"train": member["num_examples"]} for member in members}
-    sent = sent_by_site(read_records(folder), examples, sites)
+    sent = [asdict(row) for row in sent_by_site(read_records(folder), examples, sites)]
     kinds = tensor_kinds(load_file(models[0]), ("head", "classifier")) if models else {}
-    signed_statements = [asdict(statement) for statement in statements]
-    return Content(folder, finished, sites, sent, kinds, figures, left, statements=signed_statements).judged(release)
+    return judged(folder, finished, sites, figures, left, release, statements=statements, sent=sent, kinds=kinds)
 
 
 def keys_of_sites(folder: Path) -> tuple[Mapping[str, str], str]:

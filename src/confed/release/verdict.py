@@ -9,7 +9,6 @@ from typing import Any
 from confed.inference.finished_run import FinishedRun
 from confed.metrics.statistics import LEVEL, holm
 from confed.recipes.recipe import Recipe
-from confed.release.gains import Sent
 from confed.release.limits import Release
 from confed.release.probe import Estimate
 from confed.results.summary import EXAMPLE_PRIVACY, PRIVACY, Summary
@@ -81,45 +80,32 @@ def verdict(judged: Sequence[Mapping[str, Any]], release: Release, left: int) ->
     return sentence, f"{formats.counted(len(release.chosen), 'limit')} against {details}"
 
 
-@dataclass
-class Content:
-    """Everything that a dossier says."""
-
-    folder: Path
-    finished: FinishedRun
-    sites: Sequence[str]
-    sent: Sequence[Sent]
-    kinds: Mapping[str, int]
-    figures: list[tuple[str, Estimate]]  # with the titles of their probes
-    left: list[NotExamined]
-    same_bits: bool | None = None
-    probes: Sequence[Mapping[str, Any]] = ()
-    statements: Sequence[Mapping[str, Any]] = ()
-    gains: Sequence[Mapping[str, Any]] = ()
-    standing: Sequence[Mapping[str, Any]] = ()
-
-    def judged(self, release: Release) -> dict[str, Any]:
-        """The same as JSON, held against limits."""
-        of_run = [("Guarantees and sizes", measured) for measured in guarantees(self.finished.summary, self.sites)]
-        figures = judge([*self.figures, *of_run], release)
-        sentence, details = verdict(figures, release, len(self.left))
-        return {
-            "format": 1,
-            "made_by": f"confed {VERSION}",
-            "sentence": sentence,
-            "details": details,
-            "limits": release.chosen,
-            "run": described(self.folder, self.finished.recipe, self.finished.summary, self.sites),
-            "same_bits": self.same_bits,
-            "figures": figures,
-            "probes": list(self.probes),
-            "statements": list(self.statements),
-            "sent": [asdict(row) for row in self.sent],
-            "kinds": dict(self.kinds),
-            "gains": list(self.gains),
-            "standing": list(self.standing),
-            "not_examined": [asdict(row) for row in self.left],
-        }
+def judged(
+    folder: Path, finished: FinishedRun, sites: Sequence[str], figures: Sequence[tuple[str, Estimate]],
+    left: Sequence[NotExamined], release: Release, **others: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that a dossier says, as JSON, its figures (with the titles of their probes) held against limits."""
+    of_run = [("Guarantees and sizes", measured) for measured in guarantees(finished.summary, sites)]
+    rows = judge([*figures, *of_run], release)
+    sentence, details = verdict(rows, release, len(left))
+    return {
+        "format": 1,
+        "made_by": f"confed {VERSION}",
+        "sentence": sentence,
+        "details": details,
+        "limits": release.chosen,
+        "run": described(folder, finished.recipe, finished.summary, sites),
+        "same_bits": None,
+        "figures": rows,
+        "probes": [],
+        "statements": [],
+        "sent": [],
+        "kinds": {},
+        "gains": [],
+        "standing": [],
+        "not_examined": [asdict(row) for row in left],
+        **others,
+    }
 
 
 def described(folder: Path, recipe: Recipe, summary: Summary, sites: Sequence[str]) -> dict[str, Any]:

@@ -261,93 +261,10 @@ def encoded(body: Any, inputs: Mapping[str, Tensor], examples: int) -> PictureSt
     return PictureStates(torch.stack([level.view(examples, -1, level.shape[-1]) for level in levels], 1), each)
 
 
-def check_count(body: Any, inputs: Mapping[str, Tensor], tokens: int, size: tuple[int, int]) -> None:
-    """Check that a picture has as many tokens in a prompt as the picture encoder gives features."""
-    output = body.get_image_features(**inputs)
-    features = len(_rows(getattr(output, "pooler_output", output)))
-    if features != tokens:
-        raise ValueError(
-            f"a picture of {size[0]} x {size[1]} pixels has {tokens} tokens in a prompt and {features} features of "
-            "the picture encoder: processor and model do not fit together"
-        )
-
-
 def _rows(features: Any) -> Tensor:
     """One tensor or several as tokens, (N, d)."""
     each = [features] if isinstance(features, Tensor) else features
     return torch.cat([rows.flatten(0, -2) for rows in each])
-
-
-# Parts of a vision-language model of transformers: language part, connector -----------------------------------
-
-
-class TransformersAdapter(Finetunable):
-    """A library's model by its parts."""
-
-    body: Any
-    parts: Sequence[Part]  # of which something may learn
-    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
-    published_prefix = "body."
-    prefix_is_frozen = True  # the first part makes inputs and has no layers
-
-    @property
-    def frozen(self) -> set[str]:
-        """Names of all tensors that do not learn, the scales of quantised weights among them."""
-        fixed = {name for name, tensor in self.state_dict(keep_vars=True).items() if not tensor.requires_grad}
-        return fixed | {name for name, _ in self.named_buffers()}
-
-    def part(self, name: str) -> str:
-        """Name of the submodule of the language part or of the picture encoder."""
-        wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
-        return next(module_name for module_name, module in self.named_modules() if module is wanted)
-
-    def places(self) -> Places:
-        """What can be finetuned: linear layers, the decoder's blocks as places of adapters, tokens before prompts."""
-        language, vision = self.part("language"), self.part("vision")
-        names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
-        head = self.body.get_output_embeddings()
-        layers_of_part = {
-            "language": [n for n in names if n.startswith(f"{language}.")],
-            "vision": [n for n in names if n.startswith(f"{vision}.")],
-        }
-        rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
-        layers_of_part["connector"] = [n for n in rest if self.get_submodule(n) is not head]
-        layers = self.body.get_decoder().layers
-        width = self.body.get_decoder().config.hidden_size
-        return Places(
-            heads=(),
-            top=(f"{language}.layers.{len(layers) - 1}.",),
-            hosts=[Host(layer, width) for layer in layers] if "language" in self.parts else [],
-            lora=tuple(chain.from_iterable(layers_of_part[name] for name in self.parts)),
-            ia3=tuple(n for n in layers_of_part["language"] if n.endswith((".k_proj", ".v_proj"))),
-            ia3_inputs=tuple(n for n in layers_of_part["language"] if n.endswith((".down_proj", ".fc2"))),
-            prompts={"text": width} if "language" in self.parts else {},
-            finetuned=self.keep_to_parts,
-        )
-
-    def keep_to_parts(self) -> None:
-        """Takes what is outside of its parts out of what learns; beside a base of bf16 what learns is fp32."""
-        language, vision = f"{self.part('language')}.", f"{self.part('vision')}."
-        for name, parameter in self.named_parameters():
-            of_part: Part = "connector"
-            if name.startswith((language, "prompts.")) or self.is_head(name):
-                of_part = "language"
-            elif name.startswith(vision):
-                of_part = "vision"
-            if of_part not in self.parts:
-                parameter.requires_grad_(False)
-            if parameter.requires_grad and self.mixed:
-                parameter.data = parameter.data.float()
-        if not any(parameter.requires_grad for parameter in self.parameters()):
-            raise ValueError(
-                f"model.trainable finds nothing to learn in model.parts = {list(self.parts)}: try 'lora' or 'adapters'"
-            )
-
-    def is_head(self, name: str) -> bool:
-        """Whether a parameter is the output layer's, which turns states into scores of tokens."""
-        head = self.body.get_output_embeddings()
-        head_name = next(head_name for head_name, module in self.named_modules() if module is head)
-        return name.startswith(f"{head_name}.")
 
 
 # Frozen base of a vision-language model spread over several devices -------------------------------------------
@@ -422,15 +339,6 @@ def spread(model: nn.Module, body: Any, places: Sequence[tuple[torch.device, int
     return main
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A tensor, or a mapping of tensors, on a device; anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: moved(item, device) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return value
-
-
 def _sender(device: torch.device, skipped: Any) -> Any:
     """Hook before a module's pass that brings what it is given to its device."""
     from accelerate.utils import send_to_device
@@ -467,9 +375,6 @@ def _within(name: str, block: str) -> bool:
     return not block or name == block or name.startswith(f"{block}.")
 
 
-# Kernels of PyTorch's attention on a GPU: those that repeat to the bit ----------------------------------------
-
-
 # Wrapper of generative vision-language models of transformers -------------------------------------------------
 
 
@@ -490,7 +395,7 @@ class Asked(NamedTuple):
     seen: PictureStates | None = None
 
 
-class HuggingFaceVLM(TransformersAdapter):
+class HuggingFaceVLM(Finetunable):
     """An image-text-to-text model of ``transformers`` that writes answers, or chooses among given ones by likelihood.
 
     Batches have ``image``, uint8 (B, 3, H, W), or of several pictures (B, P, 3, H, W) with ``image_count`` (B,), and
@@ -504,6 +409,9 @@ class HuggingFaceVLM(TransformersAdapter):
 
     writes = "answers"
     converses = True
+    published_prefix = "body."
+    prefix_is_frozen = True  # the first part makes inputs and has no layers
+    mixed = False  # whether what does not learn is bf16, so that passes run under autocast
     is_loaded_in_4bit = False  # whether linear layers are quantised to 4 bits; the library peft asks
     is_loaded_in_8bit = False  # whether they are quantised to 8 bits
     # "auto" for a base that is spread over the GPUs that there are, "one" for one device
@@ -519,7 +427,7 @@ class HuggingFaceVLM(TransformersAdapter):
     ) -> None:
         super().__init__()
         self.body: Any = body
-        self.parts = parts
+        self.parts = parts  # of which something may learn
         self.tokenizer, self.pictures = tokenizer, Pictures(tokenizer.placeholder)
         self.prompts, self.adapters = nn.ModuleDict(), AdapterBank((), 1)
         self._candidates: Tensor | None = None
@@ -550,10 +458,68 @@ class HuggingFaceVLM(TransformersAdapter):
         else:
             self._main = spread(self, self.body, several)
 
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of all tensors that do not learn, the scales of quantised weights among them."""
+        fixed = {name for name, tensor in self.state_dict(keep_vars=True).items() if not tensor.requires_grad}
+        return fixed | {name for name, _ in self.named_buffers()}
+
+    def part(self, name: str) -> str:
+        """Name of the submodule of the language part or of the picture encoder."""
+        wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
+        return next(module_name for module_name, module in self.named_modules() if module is wanted)
+
+    def places(self) -> Places:
+        """What can be finetuned: linear layers, the decoder's blocks as places of adapters, tokens before prompts."""
+        language, vision = self.part("language"), self.part("vision")
+        names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
+        head = self.body.get_output_embeddings()
+        layers_of_part = {
+            "language": [n for n in names if n.startswith(f"{language}.")],
+            "vision": [n for n in names if n.startswith(f"{vision}.")],
+        }
+        rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
+        layers_of_part["connector"] = [n for n in rest if self.get_submodule(n) is not head]
+        layers = self.body.get_decoder().layers
+        width = self.body.get_decoder().config.hidden_size
+        return Places(
+            heads=(),
+            top=(f"{language}.layers.{len(layers) - 1}.",),
+            hosts=[Host(layer, width) for layer in layers] if "language" in self.parts else [],
+            lora=tuple(chain.from_iterable(layers_of_part[name] for name in self.parts)),
+            ia3=tuple(n for n in layers_of_part["language"] if n.endswith((".k_proj", ".v_proj"))),
+            ia3_inputs=tuple(n for n in layers_of_part["language"] if n.endswith((".down_proj", ".fc2"))),
+            prompts={"text": width} if "language" in self.parts else {},
+            finetuned=self.keep_to_parts,
+        )
+
     def keep_to_parts(self) -> None:
+        """Takes what is outside of its parts out of what learns; beside a base of bf16 what learns is fp32."""
         if "text" in self.prompts:
             self.learned_tokens = LearnedTokens(cast(Prompt, self.prompts["text"]), self.body.get_input_embeddings())
-        super().keep_to_parts()
+        language, vision = f"{self.part('language')}.", f"{self.part('vision')}."
+        for name, parameter in self.named_parameters():
+            of_part: Part = "connector"
+            if name.startswith((language, "prompts.")) or self.is_head(name):
+                of_part = "language"
+            elif name.startswith(vision):
+                of_part = "vision"
+            if of_part not in self.parts:
+                parameter.requires_grad_(False)
+            if parameter.requires_grad and self.mixed:
+                parameter.data = parameter.data.float()
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError(
+                f"model.trainable finds nothing to learn in model.parts = {list(self.parts)}: try 'lora' or 'adapters'"
+            )
+
+    def is_head(self, name: str) -> bool:
+        """Whether a parameter is the output layer's, which turns states into scores of tokens."""
+        head = self.body.get_output_embeddings()
+        head_name = next(head_name for head_name, module in self.named_modules() if module is head)
+        return name.startswith(f"{head_name}.")
 
     # Passes -------------------------------------------------------------------------------------------------------
 
@@ -631,7 +597,9 @@ class HuggingFaceVLM(TransformersAdapter):
         """The library's model, with the adapters that are switched on."""
         home = state.ids.device
         if self._main is not None:
-            state = Asked(*(moved(item, self._main) for item in state))
+            from accelerate.utils import send_to_device
+
+            state = cast(Asked, send_to_device(state, self._main))
         output = self._answer(state)
         return Output(output.logits.to(home), output.features.to(home))
 
@@ -735,8 +703,14 @@ class HuggingFaceVLM(TransformersAdapter):
         training = self.training
         self.eval()  # what was checked is trained afterwards: no statistics of batches may change
         with torch.no_grad():
-            check_count(self.body, self._own(inputs), tokens, (image.shape[1], image.shape[2]))
+            output = self.body.get_image_features(**self._own(inputs))
         self.train(training)
+        features = len(_rows(getattr(output, "pooler_output", output)))
+        if features != tokens:
+            raise ValueError(
+                f"a picture of {image.shape[1]} x {image.shape[2]} pixels has {tokens} tokens in a prompt and "
+                f"{features} features of the picture encoder: processor and model do not fit together"
+            )
 
     def _hidden(self, state: Asked, rows: Tensor, answers: Tensor) -> Tensor:
         """Last layer's states of prompts and answers, (R, L + T - 1, d); answers without their start and last token."""
