@@ -21,6 +21,7 @@ from confed.report.figures.style import Drawing
 
 torch.set_num_threads(1)
 gc.disable()  # until all modules of tests are imported
+os.fsync = lambda _: None  # what tests write survives their processes, and need not survive a power failure
 # Control conditions triple what the examination of a small run costs: tests about them ask with run.controls=all.
 RunSection.controls = "none"
 RunSection.__init__.__defaults__ = tuple(

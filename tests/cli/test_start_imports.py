@@ -72,9 +72,10 @@ builtins.__import__ = find
 
 class Lacking(types.ModuleType):
     def __getattribute__(self, name):
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if name in {FUNCTIONS + SIGNALS} and caller.partition(".")[0] == "confed":
-            raise AttributeError(f"module has no attribute {{name!r}}")
+        if name in {FUNCTIONS + SIGNALS}:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if caller.partition(".")[0] == "confed":
+                raise AttributeError(f"module has no attribute {{name!r}}")
         return super().__getattribute__(name)
 
 os.__class__ = signal.__class__ = Lacking

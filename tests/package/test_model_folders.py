@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
+import confed
 from confed.models.clip import clip
 from confed.models.grid_features import load_vision_encoder
 from confed.models.hf import hf
@@ -23,13 +24,13 @@ from confed.models.label_embeddings import clip_text_encoder, sentence_encoder
 from confed.models.pretrained import published
 from confed.prepare.checkpoints import convert_model
 from refusals import refuses
-from repository import ROOT
 from source_trees import nodes_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
 
+PACKAGE = Path(confed.__file__).parent
 BASES = {"Embedding", "PeftModel", "Tokenizer"}
 """Classes whose ``from_pretrained`` is another: of torch, or without code and weights."""
 READ = {"from_pretrained", "from_config", "pipeline", "load_dataset", "hf_hub_download"}
@@ -41,12 +42,12 @@ MODELS = {"AutoModel", "AutoModelForImageTextToText", "auto", "model"}
 def calls() -> list[tuple[str, str, ast.Call]]:
     """Place, receiver and call of everything that reads a model folder of the library."""
     readers: list[tuple[str, str, ast.Call]] = []
-    for path in sorted((ROOT / "src" / "confed").rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READ:
                 receiver = node.func.value
                 name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
-                place = f"{path.relative_to(ROOT)}:{node.lineno} {name}.{node.func.attr}"
+                place = f"{path.relative_to(PACKAGE)}:{node.lineno} {name}.{node.func.attr}"
                 if name not in BASES and node.func.attr in ("from_pretrained", "pipeline"):
                     readers.append((place, name, node))
     return readers

@@ -134,7 +134,7 @@ def test_a_model_without_tokenizer_is_told_how_to_name_one():
 
 @pytest.mark.parametrize(
     ("task", "message"),
-    [(Forgets, "the task 'forgets' does not declare what it scores: give it measures"),
+    [(Forgets, "the task 'forgets' does not declare what it scores: give it measures, a mapping of each"),
      (Declares, "the task 'declares' scores 'surprise' and does not declare it: its measures must have 'surprise'")],
 )  # fmt: skip
 def test_forgotten_measures_are_refused_before_round_1(task: Any, message: str, tmp_path: Path):

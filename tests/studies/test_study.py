@@ -470,7 +470,7 @@ def worker(tmp_path: Path, monkeypatch: Patch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_jobs_are_done_refused_or_failed_and_the_others_go_on(worker: Path, tmp_path: Path, workers: int) -> None:
     does = ["write", "refuse", "fail", "write", "skip", "write"] + ["die", "write"] * (workers > 1)
     jobs = [{"do": do, "path": str(tmp_path / f"{number}")} for number, do in enumerate(does)]
@@ -487,14 +487,14 @@ def test_jobs_are_done_refused_or_failed_and_the_others_go_on(worker: Path, tmp_
     assert any(e == JobProgress(0, e.worker, RunProgress(1, 2, "training", "half")) for e in events)
     if workers > 1:
         assert last[6].text == "its process died (exit code 7)"
-        assert len({(tmp_path / str(n)).read_text() for n in (0, 3, 5, 7)}) <= 4
+        assert len({(tmp_path / str(n)).read_text() for n in (0, 3, 5, 7)}) <= 3
     with refused("workers must be at least 1, got 0"):
         carry_out("toy_work:work", jobs, 0, events.append)
 
 
 def test_a_process_that_cannot_start_says_why(worker: Path) -> None:
     with pytest.raises(RuntimeError, match=r"could not start: ModuleNotFoundError: .*nowhere"):
-        carry_out("nowhere:work", [{}, {}], 2, lambda event: None)
+        carry_out("nowhere:work", [{}], 2, lambda event: None)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
