@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -121,7 +122,10 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
     open_study(tiny("fedavg"), root, [0])
     assert len(run_study(root).summaries) == 1
     before = (root / "fedavg/seed-0/summary.json").stat().st_mtime_ns
+    chosen = root / "fedavg/seed-0/recipe.toml"
+    chosen.write_text(re.sub("batch_clients = .*", "batch_clients = 4", chosen.read_text()))  # as "auto" may choose
     open_study(tiny("fedavg,local"), root, [0, 1])
+    assert load_recipe(root / "recipe.toml").run.batch_clients == "auto"
     titles: list[str] = []
 
     def note(event: Event) -> None:

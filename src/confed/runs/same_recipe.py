@@ -46,14 +46,16 @@ def pinned(recipe: Recipe) -> Recipe:
 def pinned_as(folder: RunFolder, recipe: Recipe) -> Recipe:
     """The same recipe with the commit and the clients at once that its run began with, where it leaves them open."""
     file = folder.begun if folder.begun.is_file() else folder.recipe
-    if not file.is_file():
+    if file.is_file() and recipe.run.batch_clients == "auto":
+        recipe = recipe.with_run(batch_clients=stored_recipe(file).run.batch_clients)
+    return at_commit_of(file, recipe)
+
+
+def at_commit_of(file: Path, recipe: Recipe) -> Recipe:
+    """The same recipe with the model's commit of a stored one, of a run or a study, where it leaves that open."""
+    if not file.is_file() or recipe.sections["model"].get("revision") != "":
         return recipe
-    stored = stored_recipe(file)
-    if recipe.run.batch_clients == "auto":
-        recipe = recipe.with_run(batch_clients=stored.run.batch_clients)
-    if recipe.sections["model"].get("revision") != "":
-        return recipe
-    return _at_revision(recipe, stored.sections["model"].get("revision", ""))
+    return _at_revision(recipe, load_recipe(file).sections["model"].get("revision", ""))
 
 
 def stored_recipe(file: Path) -> Recipe:

@@ -29,11 +29,11 @@ from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of, read_bounded
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms, models
-from confed.results.folder import RunFolder, kind_of
+from confed.results.folder import kind_of
 from confed.results.sweep import MODELS, Point, Sweep, number_of, read_sweep, write_sweep_index
 from confed.runs.build import check_device
 from confed.runs.run import load_data
-from confed.runs.same_recipe import differing_settings, pinned, pinned_as
+from confed.runs.same_recipe import at_commit_of, differing_settings, pinned
 from confed.studies.gates import GATES, LONGER, with_references
 from confed.studies.tuned import apply
 from confed.system.folder_lock import exclusive, without_lock
@@ -218,7 +218,7 @@ def open_study(
         if before is None:
             _check_free(root)
             before = StudyFolder(root, recipe, (), {})
-        merged = joined(before.recipe, pinned_as(RunFolder(root), recipe) if before.jobs else pinned(recipe))
+        merged = joined(before.recipe, at_commit_of(root / "recipe.toml", recipe) if before.jobs else pinned(recipe))
         used = {row: values for row, values in before.index.get("tuned", {}).items() if row not in recipe.methods}
         used |= tuned or {}
         earlier_jobs = {(job.method, job.seed): job for job in before.jobs}
