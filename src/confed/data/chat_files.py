@@ -17,7 +17,7 @@ is a column, a placeholder inside its text is a word like others.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,17 +84,17 @@ def chat_records(
     return records_of(entries, question, file.stem, account, fold_case)
 
 
-def record_files(folder: Path) -> list[list[Path]]:
-    """Files with a record per row that may belong together: in a folder, else in the folders in it; JSON first."""
+def record_files(folder: Path) -> Iterator[list[Path]]:
+    """Files with a record per row that may belong together: in a folder, then in the folders in it; JSON first."""
+    for endings in (JSON, ENDINGS):
+        yield [file for file in visible(folder, *endings) if file.is_file()]
     below = [place for place in visible(folder) if place.is_dir()]
-    groups: list[list[Path]] = []
-    for places, kinds in (([folder], (JSON, ENDINGS)), (below, (JSON, TABLES))):
-        for endings in kinds:
-            files: list[Path] = []
-            for place in places:
-                files += [file for file in visible(place, *endings) if file.is_file()]
-            groups.append(files if len(files) <= MOST or places == [folder] else [])
-    return groups
+    for endings in (JSON, TABLES):
+        files: list[Path] = []
+        for place in below:
+            files += [file for file in visible(place, *endings) if file.is_file()]
+        if len(files) <= MOST:
+            yield files
 
 
 def folder_records(

@@ -131,17 +131,17 @@ def _drawn(
     official = source.roles()
     for record in chain.from_iterable(official.values()):
         account.use(record)
-    known = source.answers or frequent_answers(official["train"], answers)
-    if not known:
+    ranked_answers = source.answers or frequent_answers(official["train"], answers)
+    if not ranked_answers:
         refuse(name, "training questions with answers", found=f"{len(official['train'])} questions")
-    answer_set, roles = set(known), dict[str, list[Record]]()
+    answer_set, roles = set(ranked_answers), dict[str, list[Record]]()
     for role, records in official.items():
         roles[role] = [record for record in records if record.answer in answer_set]
         if not roles[role]:
             first = f", such as {records[0].answer!r} ({records[0].where})" if records else ""
             raise ValueError(
                 f"{name}: none of the {len(records)} {role} questions has an answer of the answer set of "
-                f"{len(known)}, {', '.join(map(repr, known[:3]))}...; their answers are others{first}"
+                f"{len(ranked_answers)}, {', '.join(map(repr, ranked_answers[:3]))}...; their answers are others{first}"
             )
     number = crc32(name.encode())  # the same draws whichever other clients take part
     clients: dict[str, dict[str, list[Record]]] = {}
@@ -150,8 +150,8 @@ def _drawn(
         clients[client] = _share(client, {**roles, "train": train}, source, options, [options.seed, number, shard])
     counts = ", ".join(f"{len(roles[role])} of {len(records)} {role}" for role, records in official.items())
     tested = "validation" if source.splits[-1].startswith("val") else source.splits[-1]
-    told = f"{len(known)} answers; with them {counts} questions; tested on its official {tested} split"
-    return known, clients, told
+    told = f"{len(ranked_answers)} answers; with them {counts} questions; tested on its official {tested} split"
+    return ranked_answers, clients, told
 
 
 def _shards(records: list[Record], shards: int | None) -> list[list[Record]]:

@@ -420,8 +420,8 @@ class _Trial:
         strange: list[str] = []
         if dataset.kind != "captions" and task_spec(self.run.task(None)).judges != "texts":
             for name, examples in tests.items():
-                known = set(dataset.answer_set(name))
-                strange += [answer for answer in examples.answers if answer not in known]
+                answer_set = set(dataset.answer_set(name))
+                strange += [answer for answer in examples.answers if answer not in answer_set]
         questions = list(chain.from_iterable(examples.questions for examples in tests.values()))
         words = [re.findall(r"[^\W_]+", text.lower()) for text in questions]
         tokenizer = self.run.tokenizer
